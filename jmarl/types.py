@@ -1,0 +1,264 @@
+"""The data that flows through jmarl, and the bundles of functions that make and consume it.
+
+Axes are always `[T, B, N, ...]`: time, environments, agents, features. Data are immutable pytrees of arrays; bundles
+are NamedTuples of pure functions. Nothing in this module computes.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+Params = Any  # a pytree of arrays
+Carry = Any  # what a recurrent network remembers; () for feed-forward ones
+Action = Array  # [.., N] int32, or [.., N, A] float32
+Metrics = dict[str, Array]
+Numeric = float | int | Array  # a number, or a tracer that stands for one
+
+
+def static(default: Any) -> Any:
+    """A config field that sets a shape or a branch: part of the tree's structure, so changing it recompiles."""
+    return struct.field(pytree_node=False, default=default)
+
+
+# ---------------------------------------------------------------------------------------------------------- data
+
+
+@struct.dataclass(kw_only=True)
+class Observation:
+    """What is known at one time step.
+
+    Attributes:
+      agents: each agent's own view, zero-padded to the widest: `[.., N, O]`, or images `[.., N, H, W, C]`.
+      state: global state: the environment's own, or all views concatenated: `[.., S]` or `[.., H, W, C]`.
+      action_mask: legal actions, False also for padding; None for continuous actions.
+      agent_mask: the agent is alive and acts now: its weight in every loss.
+    """
+
+    agents: Float[Array, "..."]
+    state: Float[Array, "..."]
+    action_mask: Bool[Array, "*batch N A"] | None
+    agent_mask: Bool[Array, "*batch N"]
+
+
+@struct.dataclass(kw_only=True)
+class Outcome:
+    """What an environment answers to an action, beside the next observation.
+
+    Attributes:
+      reward: r_{t+1} of each agent, float32.
+      terminated: the agent's return ends here, so nothing is bootstrapped: the task ended, or the agent died.
+      last: the episode ends after this step, by termination or by a time limit.
+      info: scalars that describe an episode when read at its last step, such as {"won": 1.0}.
+    """
+
+    reward: Float[Array, "*batch N"]
+    terminated: Bool[Array, "*batch N"]
+    last: Bool[Array, "*batch"]
+    info: dict[str, Array] = struct.field(default_factory=dict)
+
+
+@struct.dataclass(kw_only=True)
+class Transition:
+    """One step of interaction. `truncated` is `last & ~terminated`; a single `done` flag is never stored.
+
+    Attributes:
+      obs: o_t.
+      first: s_t starts an episode, so recurrent carries are reset *before* it is read.
+      action: a_t.
+      reward, terminated, last: see `Outcome`.
+      next_obs: the true o_{t+1}, before any reset. None where a learner does not need it.
+      extras: what `Learner.act` wants to remember, such as log-probabilities.
+    """
+
+    obs: Observation
+    first: Bool[Array, "*batch"]
+    action: Array
+    reward: Float[Array, "*batch N"]
+    terminated: Bool[Array, "*batch N"]
+    last: Bool[Array, "*batch"]
+    next_obs: Observation | None = None
+    extras: Any = None
+
+
+@struct.dataclass(kw_only=True)
+class Trajectory:
+    """The only batch type: `M` sequences of `L` steps, and what the networks remembered before the first of them.
+
+    Attributes:
+      steps: transitions with leading axes `[L, M]`.
+      carry: the recurrent carry before `steps[0]`, leading axis `[M]`; () for feed-forward networks.
+    """
+
+    steps: Transition
+    carry: Carry = ()
+
+
+@struct.dataclass(kw_only=True)
+class TrainState:
+    """Everything an algorithm learns. Arrays only: it can be vmapped, donated, saved and compared leaf by leaf.
+
+    Attributes:
+      params: online parameters.
+      target_params: slowly moving copies; () where an algorithm has none.
+      opt_state: optimiser state.
+      step: optimiser steps taken, int32. Schedules read it.
+      extras: running statistics, such as those of a value normaliser.
+    """
+
+    params: Params
+    target_params: Params = ()
+    opt_state: Any = ()
+    step: Int[Array, "*batch"]
+    extras: Any = ()
+
+
+@struct.dataclass(kw_only=True)
+class EpisodeStats:
+    """Returns and lengths of the episodes that are under way in `B` environments."""
+
+    returns: Float[Array, "*batch B N"]
+    length: Int[Array, "*batch B"]
+
+
+@struct.dataclass(kw_only=True)
+class RunState:
+    """A whole run between two iterations: enough to go on as if nothing had happened.
+
+    Attributes:
+      learner: what was learnt.
+      env_state, obs, first, carry: the environments and what the policy remembers of them, leading axis `[B]`.
+      buffer: replay, () for on-policy algorithms.
+      episodes: statistics of the episodes under way.
+      key: the source of all randomness to come.
+      env_steps: environment steps taken in all environments together, int32.
+    """
+
+    learner: TrainState
+    env_state: Any
+    obs: Observation
+    first: Bool[Array, "*batch B"]
+    carry: Carry
+    buffer: Any = ()
+    episodes: EpisodeStats
+    key: PRNGKeyArray
+    env_steps: Int[Array, "*batch"]
+
+
+# ------------------------------------------------------------------------------------------------------- bundles
+
+
+class EnvSpec(NamedTuple):
+    """Static facts about an environment: all that a learner knows of it.
+
+    Attributes:
+      name: as given to `jmarl.make`.
+      agents: names, in the order of the agent axis.
+      obs_shape: of one agent's view, padding and id included: `(O,)` or `(H, W, C)`.
+      state_shape: of the global state: `(S,)` or `(H, W, C)`.
+      num_actions: width of the discrete action axis, padding included; None for continuous actions.
+      action_size: dimensions of a continuous action, padding included; None for discrete ones.
+      action_low, action_high: bounds of a continuous action, one tuple of `action_size` numbers per agent.
+      obs_sizes: each agent's true number of observation features (id included), before padding. () for images.
+      action_sizes: each agent's true number of actions, or of action dimensions.
+      max_steps: the longest possible episode in steps; None if unbounded or unknown.
+    """
+
+    name: str
+    agents: tuple[str, ...]
+    obs_shape: tuple[int, ...]
+    state_shape: tuple[int, ...]
+    num_actions: int | None = None
+    action_size: int | None = None
+    action_low: tuple[tuple[float, ...], ...] | None = None
+    action_high: tuple[tuple[float, ...], ...] | None = None
+    obs_sizes: tuple[int, ...] = ()
+    action_sizes: tuple[int, ...] = ()
+    max_steps: int | None = None
+
+    @property
+    def num_agents(self) -> int:
+        return len(self.agents)
+
+    @property
+    def is_discrete(self) -> bool:
+        return self.num_actions is not None
+
+
+class Env(NamedTuple):
+    """One environment, unbatched: `vmap` makes many. It never resets itself; `rollout` and `evaluate` do.
+
+    Attributes:
+      reset: `(key) -> (env_state, obs)`.
+      step: `(env_state, action, key) -> (env_state, obs, outcome)`; `obs` is the true successor, also at an episode's
+        end. `action` is `[N]` int32 or `[N, A]` float32.
+      spec: static facts.
+      unwrapped: the environment underneath, for rendering; None where there is none.
+    """
+
+    reset: Callable[[PRNGKeyArray], tuple[Any, Observation]]
+    step: Callable[[Any, Action, PRNGKeyArray], tuple[Any, Observation, Outcome]]
+    spec: EnvSpec
+    unwrapped: Any = None
+
+
+class Network(NamedTuple):
+    """A network with memory; a feed-forward one has the carry ().
+
+    Attributes:
+      init: `(key) -> params`.
+      apply: `(params, carry, x, first) -> (carry, out)` with `x` `[L, M, ..]` and `first` `[L, M]` bool. Where
+        `first[t]`, the carry is reset before `x[t]` is read.
+      init_carry: `(batch_shape) -> carry`, all zeros, with these leading axes.
+    """
+
+    init: Callable[[PRNGKeyArray], Params]
+    apply: Callable[[Params, Carry, Any, Array], tuple[Carry, Any]]
+    init_carry: Callable[[tuple[int, ...]], Carry]
+
+
+class Learner(NamedTuple):
+    """An algorithm, bound to an environment's spec and a config. Built inside the trace, so a config may hold tracers.
+
+    Attributes:
+      init: `(key) -> TrainState`.
+      init_carry: `(batch_shape) -> Carry`, e.g. `init_carry((num_envs,))`.
+      act: `(state, carry, obs, first, key) -> (action, carry, extras)`, exploring. `obs` has leading axis `[B]`.
+      greedy: `(state, carry, obs, first) -> (action, carry)`, for evaluation.
+      update: `(state, batch, key) -> (TrainState, Metrics)`, one learning iteration on a `Trajectory`.
+    """
+
+    init: Callable[[PRNGKeyArray], TrainState]
+    init_carry: Callable[[tuple[int, ...]], Carry]
+    act: Callable[[TrainState, Carry, Observation, Array, PRNGKeyArray], tuple[Action, Carry, Any]]
+    greedy: Callable[[TrainState, Carry, Observation, Array], tuple[Action, Carry]]
+    update: Callable[[TrainState, Trajectory, PRNGKeyArray], tuple[TrainState, Metrics]]
+
+
+class Loop(NamedTuple):
+    """A training loop: `init(key, cfg) -> RunState` and `step(run, cfg) -> (RunState, Metrics)`, one iteration.
+
+    `env_steps_per_step` is how many environment steps one call of `step` takes, over all environments.
+    """
+
+    init: Callable[[PRNGKeyArray, Any], RunState]
+    step: Callable[[RunState, Any], tuple[RunState, Metrics]]
+    env: Env
+    algorithm: Callable[[EnvSpec, Any], Learner]
+    env_steps_per_step: int
+
+
+Algorithm = Callable[[EnvSpec, Any], Learner]
+
+
+def zero_observation(spec: EnvSpec, batch_shape: tuple[int, ...] = ()) -> Observation:
+    """An observation of zeros with everything legal and everyone alive: for shapes and for `Network.init`."""
+    n = spec.num_agents
+    return Observation(
+        agents=jnp.zeros((*batch_shape, n, *spec.obs_shape)),
+        state=jnp.zeros((*batch_shape, *spec.state_shape)),
+        action_mask=jnp.ones((*batch_shape, n, spec.num_actions), bool) if spec.is_discrete else None,
+        agent_mask=jnp.ones((*batch_shape, n), bool),
+    )
