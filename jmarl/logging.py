@@ -1,0 +1,244 @@
+"""Sinks: where the metrics of a run go. `run` calls them from Python, between compiled chunks.
+
+A sink is three functions; write your own in a few lines and pass it to `jmarl.run(..., sinks=[...])`. Arrays keep the
+seed axis: averaging over seeds is the reader's business, not the file's.
+"""
+
+import csv
+import json
+import math
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+__all__ = ["Sink", "csv_file", "json_file", "run_folder", "system_facts", "terminal"]
+
+
+class Sink(NamedTuple):
+    """Where metrics go.
+
+    Attributes:
+      start: `(info) -> None`, once, before anything is compiled. `info` holds `num_seeds` and `total_env_steps` (of one
+        seed) and may hold more.
+      write: `(env_steps, wall_s, metrics) -> None`, after each chunk. `env_steps` are those of one seed so far, `wall_s`
+        the seconds since `start`, compilation included, `metrics` maps names to arrays `[num_seeds]`. NaN means that
+        there was nothing to measure, e.g. no episode finished. Names may differ from call to call.
+      close: `() -> None`, at the end, also after an exception or Ctrl-C.
+    """
+
+    start: Callable[[Mapping[str, Any]], None]
+    write: Callable[[int, float, Mapping[str, np.ndarray]], None]
+    close: Callable[[], None]
+
+
+def terminal(metrics: Sequence[str] = ("train/return_sum", "train/won"), *, every_s: float = 10.0) -> Sink:
+    """A progress bar with steps per second, returns and time left; plain lines where stdout is no terminal.
+
+    Args:
+      metrics: names to show, averaged over the seeds; those that a run does not have are left out.
+      every_s: seconds between plain lines.
+
+    >>> sink = terminal()
+    >>> sink.start({"num_seeds": 2, "total_env_steps": 1000})
+    training 2 seeds for 1,000 environment steps each; compiling
+    >>> sink.write(1000, 2.0, {"train/return_sum": np.array([1.0, 3.0])})
+    100 %  1,000 steps  1,000 steps/s  return_sum 2.00  0:00:02 gone  0:00:00 left
+    >>> sink.close()
+    """
+    interactive = sys.stdout.isatty()
+    if interactive:
+        try:
+            from rich import progress
+        except ImportError as error:
+            raise ImportError(
+                'The progress bar needs rich: pip install "jmarl[bench]", or leave jmarl.logging.terminal out of sinks.'
+            ) from error
+        bar = progress.Progress(
+            progress.SpinnerColumn(), progress.BarColumn(24), progress.TextColumn("{task.description}"), expand=False
+        )
+
+    total, num_seeds = 1, 1
+    first: tuple[int, float] | None = None
+    last_printed, shown, task = -math.inf, {}, None
+
+    def start(info: Mapping[str, Any]) -> None:
+        nonlocal total, num_seeds, task
+        total, num_seeds = info["total_env_steps"], info["num_seeds"]
+        text = f"training {num_seeds} seeds for {total:,} environment steps each; compiling"
+        if interactive:
+            bar.start()
+            task = bar.add_task(text, total=total)
+        else:
+            print(text, flush=True)
+
+    def write(env_steps: int, wall_s: float, values: Mapping[str, np.ndarray]) -> None:
+        nonlocal first, last_printed
+        # The first chunk holds the compilation: speed is counted from its end, once there is more than one.
+        steps, seconds = (env_steps, wall_s) if first is None else (env_steps - first[0], wall_s - first[1])
+        first = first or (env_steps, wall_s)
+        speed = steps / max(seconds, 1e-9)
+        shown.update({name: np.nanmean(values[name]) for name in metrics if _measured(values.get(name))})
+        text = "  ".join(
+            [
+                f"{100 * env_steps / total:3.0f} %",
+                f"{env_steps:,} steps",
+                f"{speed * num_seeds:,.0f} steps/s",
+                *(f"{name.split('/')[-1]} {value:.2f}" for name, value in shown.items()),
+                f"{_clock(wall_s)} gone",
+                f"{_clock((total - env_steps) / max(speed, 1e-9))} left",
+            ]
+        )
+        if interactive:
+            bar.update(task, completed=env_steps, description=text)
+        elif env_steps >= total or time.monotonic() - last_printed >= every_s:
+            last_printed = time.monotonic()
+            print(text, flush=True)
+
+    def close() -> None:
+        if interactive:
+            bar.stop()
+
+    return Sink(start, write, close)
+
+
+def csv_file(path: str | os.PathLike[str]) -> Sink:
+    """Writes one row per (env_steps, seed), flushed as it goes: what a killed run leaves behind reads back.
+
+    Columns are `env_steps, wall_s, seed` and the metrics; a cell is empty where nothing was measured. When a metric
+    appears later than others (evaluation, say) the file is rewritten once with the wider header.
+    """
+    path = _fresh_file(path)
+    columns = ["env_steps", "wall_s", "seed"]
+
+    def append(rows: Sequence[Mapping[str, Any]]) -> None:
+        with path.open("a", newline="") as file:
+            csv.DictWriter(file, columns, restval="").writerows(rows)
+
+    def widen(names: Sequence[str]) -> None:
+        rows = []
+        if path.exists():
+            with path.open(newline="") as file:
+                rows = list(csv.DictReader(file))
+        columns.extend(names)
+        temporary = path.with_name(path.name + ".tmp")
+        with temporary.open("w", newline="") as file:
+            writer = csv.DictWriter(file, columns, restval="")
+            writer.writeheader()
+            writer.writerows(rows)
+        os.replace(temporary, path)
+
+    def start(info: Mapping[str, Any]) -> None:
+        widen([])
+
+    def write(env_steps: int, wall_s: float, metrics: Mapping[str, np.ndarray]) -> None:
+        if new := [name for name in metrics if name not in columns]:
+            widen(new)
+        table = {name: np.atleast_1d(values) for name, values in metrics.items()}
+        num_seeds = len(next(iter(table.values()), ()))
+        append(
+            [
+                {"env_steps": env_steps, "wall_s": round(wall_s, 3), "seed": seed}
+                | {name: values[seed] for name, values in table.items() if not np.isnan(values[seed])}
+                for seed in range(num_seeds)
+            ]
+        )
+
+    return Sink(start, write, lambda: None)
+
+
+def json_file(path: str | os.PathLike[str], *, every_s: float = 5.0) -> Sink:
+    """Writes one series per seed; the file is replaced as a whole, so it is complete JSON at any time.
+
+    The file holds `{"env_steps": [t], "wall_s": [t], "metrics": {name: [seed][t]}}`, with null where nothing was
+    measured.
+
+    Args:
+      path: a new file.
+      every_s: seconds between two writings; the last one comes with `close`.
+    """
+    path = _fresh_file(path)
+    env_steps_so_far: list[int] = []
+    wall_so_far: list[float] = []
+    series: dict[str, list[list[float | None]]] = {}
+    last_saved = -math.inf
+
+    def save() -> None:
+        nonlocal last_saved
+        last_saved = time.monotonic()
+        content = {"env_steps": env_steps_so_far, "wall_s": wall_so_far, "metrics": series}
+        temporary = path.with_name(path.name + ".tmp")
+        temporary.write_text(json.dumps(content, allow_nan=False) + "\n")
+        os.replace(temporary, path)
+
+    def write(env_steps: int, wall_s: float, metrics: Mapping[str, np.ndarray]) -> None:
+        for name, values in metrics.items():
+            for seed, value in enumerate(np.atleast_1d(values)):
+                by_seed = series.setdefault(name, [])
+                if seed == len(by_seed):
+                    by_seed.append([None] * len(env_steps_so_far))
+                by_seed[seed].append(float(value) if np.isfinite(value) else None)
+        env_steps_so_far.append(int(env_steps))
+        wall_so_far.append(round(float(wall_s), 3))
+        for by_seed in series.values():
+            for values in by_seed:
+                values.extend([None] * (len(env_steps_so_far) - len(values)))
+        if time.monotonic() - last_saved >= every_s:
+            save()
+
+    return Sink(lambda info: save(), write, save)
+
+
+def run_folder(path: str | os.PathLike[str]) -> Path:
+    """Makes the folder of a run. A folder that exists is refused, so that no result is ever overwritten in silence."""
+    path = Path(path)
+    try:
+        path.mkdir(parents=True)
+    except FileExistsError:
+        raise FileExistsError(f"{path} exists already: give the run another folder, or remove this one.") from None
+    return path
+
+
+def system_facts() -> dict[str, Any]:
+    """What results depend on: versions, device, cores. Written next to every result."""
+    import jax
+
+    packages = ("jmarl", "jax", "jaxlib", "jaxmarl", "flax", "optax", "distrax")
+    return {
+        "versions": {name: _version(name) for name in packages},
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "platform": jax.default_backend(),
+        "device": jax.devices()[0].device_kind,
+        "num_devices": jax.device_count(),
+        "num_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _measured(values: np.ndarray | None) -> bool:
+    return values is not None and bool(np.any(np.isfinite(values)))
+
+
+def _clock(seconds: float) -> str:
+    seconds = round(seconds)
+    return f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
+
+
+def _fresh_file(path: str | os.PathLike[str]) -> Path:
+    path = Path(path)
+    if path.exists():
+        raise FileExistsError(f"{path} exists already: give another path, or remove it.")
+    return path
