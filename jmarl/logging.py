@@ -27,7 +27,7 @@ class Sink(NamedTuple):
     Attributes:
       start: `(info) -> None`, once, before anything is compiled. `info` holds `num_seeds` and `total_env_steps` (of one
         seed) and may hold more.
-      write: `(env_steps, wall_s, metrics) -> None`, after each chunk. `env_steps` are those of one seed so far, `wall_s`
+      write: `(env_steps, wall_s, metrics) -> None`, after each chunk. `env_steps` are one seed's so far, `wall_s`
         the seconds since `start`, compilation included, `metrics` maps names to arrays `[num_seeds]`. NaN means that
         there was nothing to measure, e.g. no episode finished. Names may differ from call to call.
       close: `() -> None`, at the end, also after an exception or Ctrl-C.
