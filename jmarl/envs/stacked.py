@@ -1,0 +1,218 @@
+"""From one environment's dicts of agents to stacked arrays `[N, ...]`: padding, ids, masks, dtypes.
+
+An adapter describes its environment as `AgentDicts`; `stack` does everything that is the same for all of them.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from jmarl.types import Env, EnvSpec, Observation, Outcome
+
+TIME_LIMITS = ("truncated", "terminal")
+
+
+class AgentDicts(NamedTuple):
+    """An environment whose agents are keys of dicts, without automatic reset.
+
+    Attributes:
+      agents: names in the order of the agent axis. Dicts leave `jit` with sorted keys ("agent_10" before "agent_2"),
+        so nothing here ever relies on a dict's own order.
+      action_spaces: by agent; a space has `n`, or `low`, `high` and `shape`.
+      reset: `(key) -> (views, state)`.
+      step: `(key, state, actions) -> (views, state, rewards, terminated, last, info)`; `terminated` is `[N]` or a
+        scalar, and does not count time limits.
+      alive: `(state) -> [N]`; None where nobody dies before the episode ends.
+      legal: `(state) -> dict of masks`; None where every action is legal.
+      world: `(views, state) -> [S]`, the environment's own global state; None where it has none.
+      max_steps: length of the longest episode.
+      unwrapped: the environment itself.
+    """
+
+    agents: tuple[str, ...]
+    action_spaces: dict[str, Any]
+    reset: Callable[..., Any]
+    step: Callable[..., Any]
+    alive: Callable[[Any], Array] | None = None
+    legal: Callable[[Any], dict[str, Array]] | None = None
+    world: Callable[[Any, Any], Array] | None = None
+    max_steps: int | None = None
+    unwrapped: Any = None
+
+
+def stack(name: str, env: AgentDicts, *, agent_ids: bool, time_limit: str, flatten: bool) -> Env:
+    """`env` as an `Env` of stacked arrays."""
+    if time_limit not in TIME_LIMITS:
+        raise ValueError(f"time_limit={time_limit!r} is not one of {TIME_LIMITS}.")
+    agents, num_agents = env.agents, len(env.agents)
+    actions = _action_layout(name, env)
+    key_aval = jax.eval_shape(lambda: jax.random.key(0))
+    views_aval, state_aval = jax.eval_shape(env.reset, key_aval)
+    shapes = [_view_shape(views_aval[agent].shape, flatten) for agent in agents]
+    is_image = len(shapes[0]) == 3
+    if is_image and len(set(shapes)) > 1 or any(len(shape) != len(shapes[0]) for shape in shapes):
+        raise ValueError(
+            f"{name}: the agents' images have the shapes {shapes}; pass flatten=True to get padded vectors."
+        )
+    width = max(shape[-1] for shape in shapes)
+    ids = np.eye(num_agents, dtype=np.float32)
+
+    def agent_rows(views: list[Array]) -> Array:
+        """[N, O]: id, own features, padding. The id comes first, so that it has one place for agents of all widths
+        and so that `row[:obs_sizes[i]]` is everything agent i sees."""
+        rows = []
+        for row, one_hot in zip(views, ids, strict=True):
+            if agent_ids and is_image:
+                row = jnp.concatenate([jnp.broadcast_to(one_hot, (*row.shape[:2], num_agents)), row], axis=-1)
+            elif agent_ids:
+                row = jnp.concatenate([one_hot, row])
+            if not is_image and row.shape[0] < width + agent_ids * num_agents:
+                row = jnp.pad(row, (0, width + agent_ids * num_agents - row.shape[0]))
+            rows.append(row)
+        return jnp.stack(rows)
+
+    def action_mask(state: Any) -> Array | None:
+        if actions.mask is None or env.legal is None:
+            return None if actions.mask is None else jnp.asarray(actions.mask)
+        masks = env.legal(state)
+        most = actions.mask.shape[1]
+        rows = [masks[agent].astype(bool) for agent in agents]
+        return jnp.stack([jnp.pad(row, (0, most - row.shape[0])) if row.shape[0] < most else row for row in rows])
+
+    def observe(raw_views: Any, state: Any) -> Observation:
+        # True widths, float32: coin_game observes int8, switch_riddle int32, some of gymnax bools and scalars.
+        views = [
+            jnp.asarray(raw_views[agent], jnp.float32).reshape(shape)
+            for agent, shape in zip(agents, shapes, strict=True)
+        ]
+        world = jnp.concatenate(views, axis=-1) if env.world is None else env.world(raw_views, state)
+        return Observation(
+            agents=agent_rows(views),
+            state=world.astype(jnp.float32),
+            action_mask=action_mask(state),
+            agent_mask=jnp.ones(num_agents, bool) if env.alive is None else env.alive(state),
+        )
+
+    def raw_step(state: Any, action: Array, key: Array) -> Any:
+        return env.step(key, state, actions.split(action))
+
+    # Weak types (`time: int = 0`) and dtypes that drift in the first step would compile every caller's step twice.
+    action_aval = jax.ShapeDtypeStruct(actions.shape, actions.dtype)
+    next_aval = jax.eval_shape(raw_step, state_aval, action_aval, key_aval)[1]
+    dtypes = jax.tree.map(
+        lambda a, b: a.dtype if a.dtype == b.dtype else jnp.promote_types(a.dtype, b.dtype), state_aval, next_aval
+    )
+
+    def reset(key: Array) -> tuple[Any, Observation]:
+        views, state = env.reset(key)
+        return _strong(state, dtypes), observe(views, state)
+
+    def step(state: Any, action: Array, key: Array) -> tuple[Any, Observation, Outcome]:
+        views, state, rewards, terminated, last, info = raw_step(state, action, key)
+        if time_limit == "terminal":
+            terminated = terminated | last
+        outcome = Outcome(
+            # simple_tag mixes int32 and float32 rewards.
+            reward=jnp.stack([jnp.asarray(rewards[agent], jnp.float32).reshape(()) for agent in agents]),
+            terminated=jnp.broadcast_to(terminated, (num_agents,)),
+            last=last,
+            info={name: jnp.asarray(value, jnp.float32) for name, value in info.items()},
+        )
+        return _strong(state, dtypes), observe(views, state), outcome
+
+    obs = jax.eval_shape(lambda key: reset(key)[1], key_aval)
+    spec = EnvSpec(
+        name=name,
+        agents=agents,
+        obs_shape=obs.agents.shape[1:],
+        state_shape=obs.state.shape,
+        num_actions=None if actions.mask is None else actions.mask.shape[1],
+        action_size=actions.shape[1] if actions.mask is None else None,
+        action_low=actions.low,
+        action_high=actions.high,
+        obs_sizes=() if is_image else tuple(shape[0] + agent_ids * num_agents for shape in shapes),
+        action_sizes=actions.sizes,
+        max_steps=env.max_steps,
+    )
+    return Env(reset, step, spec, env.unwrapped)
+
+
+def _strong(state: Any, dtypes: Any) -> Any:
+    """`state` with these dtypes and without weak types."""
+
+    def cast(leaf: Any, dtype: Any) -> Any:
+        return leaf if jnp.issubdtype(dtype, jax.dtypes.prng_key) else jnp.asarray(leaf, dtype)
+
+    return jax.tree.map(cast, state, dtypes)
+
+
+def _view_shape(shape: tuple[int, ...], flatten: bool) -> tuple[int, ...]:
+    """Images stay `[H, W, C]`; scalars, grids without channels and everything else become vectors."""
+    return shape if len(shape) == 3 and not flatten else (math.prod(shape),)
+
+
+class _ActionLayout(NamedTuple):
+    shape: tuple[int, ...]  # of the stacked action
+    dtype: Any
+    sizes: tuple[int, ...]
+    mask: np.ndarray | None  # [N, A], False for padding; None for continuous actions
+    low: tuple[tuple[float, ...], ...] | None
+    high: tuple[tuple[float, ...], ...] | None
+    split: Callable[[Array], dict[str, Array]]
+
+
+def _action_layout(name: str, env: AgentDicts) -> _ActionLayout:
+    spaces = [env.action_spaces[agent] for agent in env.agents]
+    if all(hasattr(space, "n") for space in spaces):
+        return _discrete_layout(env.agents, tuple(int(space.n) for space in spaces))
+    if all(hasattr(space, "low") for space in spaces):
+        return _continuous_layout(name, env.agents, spaces)
+    kinds = sorted({type(space).__name__ for space in spaces})
+    raise ValueError(
+        f"{name} has the action spaces {kinds}; jmarl knows Discrete ones and Box ones, one kind at a time."
+    )
+
+
+def _discrete_layout(agents: tuple[str, ...], sizes: tuple[int, ...]) -> _ActionLayout:
+    most = max(sizes)
+
+    def split(action: Array) -> dict[str, Array]:
+        # A padded action is illegal. Should one come, it becomes the agent's last action instead of an index out of
+        # bounds, which every environment would treat in its own way.
+        return {
+            agent: action[i] if size == most else jnp.minimum(action[i], size - 1)
+            for i, (agent, size) in enumerate(zip(agents, sizes, strict=True))
+        }
+
+    mask = np.arange(most) < np.array(sizes)[:, None]
+    return _ActionLayout((len(agents),), jnp.int32, sizes, mask, None, None, split)
+
+
+def _continuous_layout(name: str, agents: tuple[str, ...], spaces: list[Any]) -> _ActionLayout:
+    sizes = tuple(math.prod(space.shape) for space in spaces)
+    most = max(sizes)
+
+    def padded(bound: Any, space: Any) -> tuple[float, ...]:
+        # Padding has the bounds of the first dimension, so that a policy's squashing stays well defined there.
+        row = np.broadcast_to(np.asarray(bound, float), space.shape).reshape(-1)
+        return (*row.tolist(), *[float(row[0])] * (most - row.size))
+
+    low = tuple(padded(space.low, space) for space in spaces)
+    high = tuple(padded(space.high, space) for space in spaces)
+    if not np.isfinite([low, high]).all():
+        raise ValueError(f"{name} has unbounded actions, low={low} and high={high}: jmarl needs finite bounds.")
+    low_array, high_array = np.array(low, np.float32), np.array(high, np.float32)
+
+    def split(action: Array) -> dict[str, Array]:
+        action = jnp.clip(action, low_array, high_array)
+        return {
+            agent: action[i, :size].reshape(space.shape)
+            for i, (agent, size, space) in enumerate(zip(agents, sizes, spaces, strict=True))
+        }
+
+    return _ActionLayout((len(agents), most), jnp.float32, sizes, None, low, high, split)
