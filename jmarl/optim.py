@@ -1,0 +1,106 @@
+"""Learning-rate schedules and optimisers. Every number may be a tracer, so a sweep over them compiles once."""
+
+import difflib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array
+
+from jmarl.types import Numeric
+
+__all__ = ["optimizer", "schedule"]
+
+Schedule = Callable[[Any], Array]  # of an optimiser-step count
+
+
+def _unknown(argument: str, value: str, known: Iterable[str]) -> ValueError:
+    known = sorted(known)
+    nearest = difflib.get_close_matches(value, known, n=1, cutoff=0.0)[0]
+    return ValueError(f"{argument}={value!r} is unknown. Did you mean {nearest!r}? Known: {', '.join(known)}.")
+
+
+def schedule(kind: str, start: Numeric, end: Numeric = 0.0, total_steps: Numeric = 1) -> Schedule:
+    """A number that changes with the count of optimiser steps.
+
+    With p = min(count / total_steps, 1):
+
+    - `"constant"`: start.
+    - `"linear"`: (1 - p) start + p end.
+    - `"exponential"`: start (end / start)^p, the same factor in every step. `end` is its floor, so it must be positive.
+
+    Args:
+      kind: "constant", "linear" or "exponential"; static.
+      start: value at count 0.
+      end: value at count `total_steps`, exactly, and ever after.
+      total_steps: optimiser steps from start to end.
+
+    >>> rate = schedule("linear", 1.0, 0.0, total_steps=10)
+    >>> [float(rate(count)) for count in (0, 5, 10, 20)]
+    [1.0, 0.5, 0.0, 0.0]
+    """
+
+    def progress(count: Numeric) -> Array:
+        return jnp.clip(count / jnp.maximum(total_steps, 1), 0.0, 1.0)
+
+    def constant(count: Numeric) -> Array:
+        return jnp.asarray(start, float)
+
+    def linear(count: Numeric) -> Array:
+        p = progress(count)
+        return (1 - p) * start + p * end
+
+    def exponential(count: Numeric) -> Array:
+        p = progress(count)
+        return jnp.where(p < 1, start * (end / start) ** p, end)
+
+    kinds = {"constant": constant, "linear": linear, "exponential": exponential}
+    if kind not in kinds:
+        raise _unknown("kind", kind, kinds)
+    return kinds[kind]
+
+
+def optimizer(
+    learning_rate: Numeric | Schedule,
+    *,
+    name: str = "adam",
+    eps: Numeric = 1e-5,
+    b1: Numeric = 0.9,
+    b2: Numeric = 0.999,
+    decay: Numeric = 0.99,
+    weight_decay: Numeric | None = None,
+    max_grad_norm: Numeric | None = None,
+) -> optax.GradientTransformation:
+    """Clipping by global norm, then the optimiser; the formulas are PyTorch's.
+
+    Args:
+      learning_rate: step size, or a `schedule`, which then counts the updates.
+      name: "adam", "adamw", "rmsprop" or "sgd"; static.
+      eps: added to the root of the second moment, outside the root.
+      b1, b2: Adam's decay of the first and second moment.
+      decay: RMSprop's decay of the second moment.
+      weight_decay: for "adamw" decoupled from the gradient, for the others added to it (L2); None for none.
+      max_grad_norm: norm of all gradients together above which they are scaled down; None for no clipping.
+
+    >>> opt = optimizer(0.1, name="sgd", max_grad_norm=1.0)
+    >>> params = {"w": jnp.zeros(2)}
+    >>> updates, _ = opt.update({"w": jnp.array([3.0, 4.0])}, opt.init(params), params)
+    >>> updates["w"]
+    Array([-0.06, -0.08], dtype=float32)
+    """
+    scalings = {
+        "adam": lambda: optax.scale_by_adam(b1, b2, eps),
+        "adamw": lambda: optax.scale_by_adam(b1, b2, eps),
+        "rmsprop": lambda: optax.scale_by_rms(decay, eps, eps_in_sqrt=False),
+        "sgd": optax.identity,
+    }
+    if name not in scalings:
+        raise _unknown("name", name, scalings)
+    scaling = scalings[name]()
+    decaying = optax.identity() if weight_decay is None else optax.add_decayed_weights(weight_decay)
+    return optax.chain(
+        optax.identity() if max_grad_norm is None else optax.clip_by_global_norm(max_grad_norm),
+        *((scaling, decaying) if name == "adamw" else (decaying, scaling)),
+        optax.scale_by_learning_rate(learning_rate),
+    )
