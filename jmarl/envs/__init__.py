@@ -1,21 +1,78 @@
-"""Environments as stacked arrays that never reset themselves."""
+"""Environments as stacked arrays `[N, ...]` that never reset themselves.
 
-from typing import Any
+`make` adapts those of JaxMARL and gymnax. An environment of your own is three things in an `Env`:
+
+>>> import jax
+>>> import jax.numpy as jnp
+>>> from jmarl.envs import check_env
+>>> from jmarl.types import Env, EnvSpec, Outcome, zero_observation
+>>> spec = EnvSpec(name="meet", agents=("ann", "bob"), obs_shape=(2,), state_shape=(2,), num_actions=3, max_steps=20)
+>>> def observe(position):  # a zero_observation has every action legal and everybody alive
+...     return zero_observation(spec).replace(agents=jnp.stack([position, position[::-1]]), state=position)
+>>> def reset(key):
+...     position = jax.random.uniform(key, (2,), minval=-1.0)
+...     return (position, jnp.int32(0)), observe(position)
+>>> def step(state, action, key):  # action [N]: left, stay, right
+...     position, time = state[0] + 0.1 * (action - 1), state[1] + 1
+...     distance = jnp.abs(position[0] - position[1])
+...     met = distance < 0.1
+...     outcome = Outcome(reward=jnp.full(2, -distance), terminated=jnp.full(2, met), last=met | (time == 20))
+...     return (position, time), observe(position), outcome
+>>> env = check_env(Env(reset, step, spec))
+>>> state, obs = jax.vmap(env.reset)(jax.random.split(jax.random.key(0), 4))
+>>> obs.agents.shape
+(4, 2, 2)
+"""
+
+from typing import Any, Literal
 
 from jmarl.envs import gymnax_adapter, jaxmarl_adapter
-from jmarl.envs.games import matrix_game
-from jmarl.envs.stacked import stack
+from jmarl.envs.checks import check_env
+from jmarl.envs.games import PROBES, matrix_game, probe
+from jmarl.envs.stacked import stack, unknown
 from jmarl.types import Env
 
-__all__ = ["make", "matrix_game"]
+__all__ = ["PROBES", "check_env", "make", "matrix_game", "probe"]
 
 
 def make(
-    name: str, *, agent_ids: bool = False, time_limit: str = "truncated", flatten: bool = False, **options: Any
+    name: str,
+    *,
+    agent_ids: bool = False,
+    time_limit: Literal["truncated", "terminal"] = "truncated",
+    flatten: bool = False,
+    **options: Any,
 ) -> Env:
-    """Any environment of JaxMARL or gymnax, by its name there."""
+    """An environment of JaxMARL or gymnax, by its name there. A single-agent one has N = 1.
+
+    Views and action masks are zero-padded to the widest agent's. Continuous actions are clipped into the bounds of
+    `spec` before they reach the environment, and their padding is dropped; an illegal padded discrete action becomes
+    the agent's last one. `obs.state` is the environment's own global state (SMAX, FACMAC, JaxNav, MABrax) or all views
+    concatenated, without padding and ids. An agent that died is False in `agent_mask` from the next observation on,
+    and `terminated` from the step on which it died.
+
+    Args:
+      name: such as "MPE_simple_spread_v3", "HeuristicEnemySMAX", "overcooked", "CartPole-v1".
+      agent_ids: put a one-hot id before each agent's features, or N constant channels before an image's.
+      time_limit: "truncated" lets learners bootstrap from the last observation; "terminal" counts time limits as the
+        end of the return, as in the numbers that JaxMARL publishes.
+      flatten: images as vectors.
+      **options: the environment's own, such as `action_type="Continuous"` or gymnax's parameters, and
+        `map_name`: of SMAX, such as "3m" (or `scenario`, an object).
+        `layout`: of Overcooked, a name or an object.
+        `shaped_reward`: this multiple of Overcooked's shaped reward is added to the sparse one; 0 by default.
+
+    Example:
+      >>> env = make("MPE_simple_spread_v3", num_agents=4)
+      >>> env.spec.obs_shape, env.spec.num_actions, env.spec.max_steps
+      ((24,), 5, 26)
+    """
+    if refusal := jaxmarl_adapter.refusal(name):
+        raise ValueError(refusal)
     if name in jaxmarl_adapter.names():
         dicts = jaxmarl_adapter.agent_dicts(name, options)
-    else:
+    elif name in (gymnax_names := gymnax_adapter.names()):
         dicts = gymnax_adapter.agent_dicts(name, options)
+    else:
+        raise unknown("environment of JaxMARL or gymnax", name, jaxmarl_adapter.names() + gymnax_names, ValueError)
     return stack(name, dicts, agent_ids=agent_ids, time_limit=time_limit, flatten=flatten)

@@ -1,52 +1,157 @@
-"""Small environments with known solutions, for tests and demonstrations."""
+"""Small games with known solutions, for tests and demonstrations.
 
-import itertools
+In each, every agent has a cue of its own (-1 or 1, drawn at the reset); a game says what is seen and what is paid.
+"""
+
+from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from jmarl.types import Env, EnvSpec, Observation, Outcome
 
+PROBES = ("constant", "observation", "delayed", "action", "action_observation", "memory", "time_limit", "continuous")
 
-def matrix_game(payoff: Any, *, num_steps: int = 1) -> Env:
+_State = tuple[Array, Array]  # cues [N], steps taken
+
+
+def matrix_game(payoff: Float[Any, "..."] | list, *, num_steps: int = 1) -> Env:
     """A cooperative game in normal form: everybody sees a constant and receives `payoff[a_0, a_1, ...]`.
 
     Args:
       payoff: one axis per agent, as long as its number of actions.
       num_steps: rounds; the episode terminates after the last one.
+
+    Example:
+      >>> env = matrix_game([[8.0, -12.0, -12.0], [-12.0, 0.0, 0.0], [-12.0, 0.0, 0.0]])  # Son et al., 2019
+      >>> env.spec.num_agents, env.spec.num_actions
+      (2, 3)
     """
     table = np.asarray(payoff, np.float32)
-    num_agents, sizes = table.ndim, table.shape
-    most = max(sizes)
-    obs = Observation(
-        agents=jnp.ones((num_agents, 1)),
-        state=jnp.ones(num_agents),
-        action_mask=jnp.asarray(np.arange(most) < np.array(sizes)[:, None]),
-        agent_mask=jnp.ones(num_agents, bool),
+    return _game(
+        "matrix_game",
+        observe=lambda cue, time: jnp.ones((table.ndim, 1)),
+        reward=lambda cue, time, action: jnp.full(table.ndim, jnp.asarray(table)[tuple(action)]),
+        actions=table.shape,
+        num_steps=num_steps,
     )
 
-    def reset(key: Array) -> tuple[Array, Observation]:
-        return jnp.zeros((), jnp.int32), obs
 
-    def step(state: Array, action: Array, key: Array) -> tuple[Array, Observation, Outcome]:
-        state = state + 1
-        last = state >= num_steps
-        reward = jnp.asarray(table)[tuple(action)]
-        outcome = Outcome(
-            reward=jnp.broadcast_to(reward, (num_agents,)), terminated=jnp.broadcast_to(last, (num_agents,)), last=last
-        )
-        return state, obs, outcome
+def probe(kind: str, *, num_agents: int = 1, num_steps: int | None = None) -> Env:
+    """A game that isolates one thing a learner must get right. Each agent plays its own copy, with its own reward.
 
+    | kind                 | reward                                        | solution                                  |
+    |----------------------|-----------------------------------------------|-------------------------------------------|
+    | "constant"           | 1; one action                                 | V = 1                                     |
+    | "observation"        | the observed cue; one action                  | V(o) = o                                  |
+    | "delayed"            | 1 on the last of 2 steps; one action          | V(first) = γ, V(second) = 1               |
+    | "action"             | 1 for action 1, else 0                        | Q = [0, 1]                                |
+    | "action_observation" | 1 if the action is (cue > 0), else -1         | V = 1                                     |
+    | "memory"             | the same, on the last of 4 steps; the cue is  | V(first) = γ³ with memory, 0 without      |
+    |                      | seen on the first only                        |                                           |
+    | "time_limit"         | 1 on each of 10 steps, then truncated         | V = 1 / (1 - γ) if truncation bootstraps, |
+    |                      |                                               | at most (1 - γ¹⁰) / (1 - γ) if not        |
+    | "continuous"         | -(action - cue / 2)², bounds -1 and 1         | action = cue / 2, V = 0                   |
+
+    Args:
+      kind: one of `PROBES`.
+      num_agents: copies.
+      num_steps: another episode length than the table's, for "delayed", "memory" and "time_limit".
+    """
+    lengths = {"delayed": 2, "memory": 4, "time_limit": 10}
+    if kind not in PROBES:
+        raise ValueError(f"kind={kind!r} is not one of {PROBES}.")
+    if num_steps is not None and kind not in lengths:
+        raise ValueError(f"num_steps={num_steps} has no meaning for the one-step probe {kind!r}: leave it out.")
+    length = num_steps or lengths.get(kind, 1)
+
+    def observe(cue: Array, time: Array) -> Array:
+        constant = jnp.ones((num_agents, 1))
+        if kind in ("constant", "action", "time_limit"):
+            return constant
+        if kind == "delayed":
+            return constant * jax.nn.one_hot(time, length)
+        if kind == "memory":  # the cue, and whether to answer now
+            return jnp.stack([cue * (time == 0), jnp.full(num_agents, time == length - 1)], axis=-1)
+        return cue[:, None]
+
+    def reward(cue: Array, time: Array, action: Array) -> Array:
+        if kind in ("constant", "time_limit"):
+            return jnp.ones(num_agents)
+        if kind == "delayed":
+            return jnp.full(num_agents, time == length - 1)
+        if kind == "observation":
+            return cue
+        if kind == "action":
+            return action
+        if kind == "continuous":
+            return -((action[:, 0] - cue / 2) ** 2)
+        right = jnp.where(action == (cue > 0), 1.0, -1.0)
+        return right * (time == length - 1)
+
+    num_actions = 1 if kind in ("constant", "observation", "delayed", "time_limit") else 2
+    return _game(
+        kind,
+        observe=observe,
+        reward=reward,
+        actions=None if kind == "continuous" else (num_actions,) * num_agents,
+        num_agents=num_agents,
+        num_steps=length,
+        terminates=kind != "time_limit",
+    )
+
+
+def _game(
+    name: str,
+    *,
+    observe: Callable[[Array, Array], Array],  # cues [N] and time -> [N, O]
+    reward: Callable[[Array, Array, Array], Array],  # cues, time, action -> [N]
+    actions: tuple[int, ...] | None,  # numbers of actions; None for one continuous dimension in [-1, 1]
+    num_steps: int,
+    num_agents: int | None = None,
+    terminates: bool = True,
+) -> Env:
+    num_agents = num_agents or len(actions or ())
+    obs_size = jax.eval_shape(observe, jnp.zeros(num_agents), jnp.int32(0)).shape[1]
     spec = EnvSpec(
-        name="matrix_game",
+        name=name,
         agents=tuple(f"agent_{i}" for i in range(num_agents)),
-        obs_shape=(1,),
-        state_shape=(num_agents,),
-        num_actions=most,
-        obs_sizes=(1,) * num_agents,
-        action_sizes=sizes,
+        obs_shape=(obs_size,),
+        state_shape=(num_agents * obs_size,),
+        num_actions=max(actions) if actions else None,
+        action_size=None if actions else 1,
+        action_low=None if actions else ((-1.0,),) * num_agents,
+        action_high=None if actions else ((1.0,),) * num_agents,
+        obs_sizes=(obs_size,) * num_agents,
+        action_sizes=actions or (1,) * num_agents,
         max_steps=num_steps,
     )
+    mask = None if actions is None else np.arange(max(actions)) < np.array(actions)[:, None]
+
+    def observation(state: _State) -> Observation:
+        views = observe(*state).astype(jnp.float32)
+        return Observation(
+            agents=views,
+            state=views.reshape(-1),
+            action_mask=None if mask is None else jnp.asarray(mask),
+            agent_mask=jnp.ones(num_agents, bool),
+        )
+
+    def reset(key: Array) -> tuple[_State, Observation]:
+        state = jax.random.rademacher(key, (num_agents,), jnp.float32), jnp.int32(0)
+        return state, observation(state)
+
+    def step(state: _State, action: Array, key: Array) -> tuple[_State, Observation, Outcome]:
+        cue, time = state
+        last = time + 1 >= num_steps
+        outcome = Outcome(
+            reward=reward(cue, time, action).astype(jnp.float32),
+            terminated=jnp.full(num_agents, last & terminates),
+            last=last,
+        )
+        return (cue, time + 1), observation((cue, time + 1)), outcome
+
     return Env(reset, step, spec)

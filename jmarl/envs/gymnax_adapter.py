@@ -4,37 +4,32 @@ import dataclasses
 import inspect
 from typing import Any
 
-import jax
 from jaxtyping import Array
 
-from jmarl.envs.stacked import AgentDicts
+from jmarl.envs.stacked import AgentDicts, unknown
 
 AGENT = "agent_0"
 
 
 def names() -> list[str]:
     """Every environment that gymnax knows, the user's own registrations included."""
-    import gymnax  # 3 s: only for those who use it
+    import gymnax  # takes a second: only for those who use it
 
     return list(gymnax.registered_envs)
 
 
-def options(name: str) -> list[str]:
-    """What `make` may be told about an environment: its constructor's arguments and its parameters' fields."""
-    import gymnax.registration
-
-    factory = gymnax.registration._registry[name]
-    arguments = [p for p in inspect.signature(factory).parameters if p not in ("args", "kwargs")]
-    return arguments + [field.name for field in dataclasses.fields(gymnax.make(name)[1])]
-
-
 def agent_dicts(name: str, options: dict[str, Any]) -> AgentDicts:
-    """gymnax's environment `name` with one agent, "agent_0"."""
-    import gymnax
+    """gymnax's environment `name`. Options are its constructor's arguments or fields of its parameters."""
+    from gymnax import registration
 
-    fields = {field.name for field in dataclasses.fields(gymnax.make(name)[1])}
-    env, params = gymnax.make(name, **{k: v for k, v in options.items() if k not in fields})
-    params = params.replace(**{k: v for k, v in options.items() if k in fields})
+    factory = registration._registry[name]
+    arguments = {k: v for k, v in options.items() if k in inspect.signature(factory).parameters}
+    env, params = registration.make(name, **arguments)
+    fields = [field.name for field in dataclasses.fields(params)]
+    for option in options:
+        if option not in arguments and option not in fields:
+            raise unknown(f"option of {name}", option, [*inspect.signature(factory).parameters, *fields], TypeError)
+    params = params.replace(**{k: v for k, v in options.items() if k not in arguments})
 
     def reset(key: Array) -> Any:
         obs, state = env.reset_env(key, params)

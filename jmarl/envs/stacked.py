@@ -3,6 +3,7 @@
 An adapter describes its environment as `AgentDicts`; `stack` does everything that is the same for all of them.
 """
 
+import difflib
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,6 +14,14 @@ import numpy as np
 from jaxtyping import Array
 
 from jmarl.types import Env, EnvSpec, Observation, Outcome
+
+
+def unknown(what: str, given: str, known: list[str], error: type[Exception]) -> Exception:
+    """An error of one sentence that names the nearest known name."""
+    nearest = difflib.get_close_matches(given, known, n=1, cutoff=0.0)
+    advice = f"did you mean {nearest[0]!r}?" if nearest else "it takes none."
+    return error(f"{given!r} is no {what}: {advice}")
+
 
 TIME_LIMITS = ("truncated", "terminal")
 
@@ -55,7 +64,7 @@ def stack(name: str, env: AgentDicts, *, agent_ids: bool, time_limit: str, flatt
     views_aval, state_aval = jax.eval_shape(env.reset, key_aval)
     shapes = [_view_shape(views_aval[agent].shape, flatten) for agent in agents]
     is_image = len(shapes[0]) == 3
-    if is_image and len(set(shapes)) > 1 or any(len(shape) != len(shapes[0]) for shape in shapes):
+    if (is_image and len(set(shapes)) > 1) or any(len(shape) != len(shapes[0]) for shape in shapes):
         raise ValueError(
             f"{name}: the agents' images have the shapes {shapes}; pass flatten=True to get padded vectors."
         )
