@@ -83,11 +83,11 @@ def optimizer(
       weight_decay: for "adamw" decoupled from the gradient, for the others added to it (L2); None for none.
       max_grad_norm: norm of all gradients together above which they are scaled down; None for no clipping.
 
-    >>> opt = optimizer(0.1, name="sgd", max_grad_norm=1.0)
+    >>> opt = optimizer(0.5, name="sgd", max_grad_norm=2.5)
     >>> params = {"w": jnp.zeros(2)}
     >>> updates, _ = opt.update({"w": jnp.array([3.0, 4.0])}, opt.init(params), params)
     >>> updates["w"]
-    Array([-0.06, -0.08], dtype=float32)
+    Array([-0.75, -1.  ], dtype=float32)
     """
     scalings = {
         "adam": lambda: optax.scale_by_adam(b1, b2, eps),
