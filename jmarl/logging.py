@@ -42,7 +42,8 @@ def terminal(metrics: Sequence[str] = ("train/return_sum", "train/won"), *, ever
     """A progress bar with steps per second, returns and time left; plain lines where stdout is no terminal.
 
     Args:
-      metrics: names to show, averaged over the seeds; those that a run does not have are left out.
+      metrics: names to show, averaged over the seeds; those that a run does not have are left out. Steps per second
+        are those of all seeds together.
       every_s: seconds between plain lines.
 
     >>> sink = terminal()
@@ -80,19 +81,20 @@ def terminal(metrics: Sequence[str] = ("train/return_sum", "train/won"), *, ever
 
     def write(env_steps: int, wall_s: float, values: Mapping[str, np.ndarray]) -> None:
         nonlocal first, last_printed
-        # The first chunk holds the compilation: speed is counted from its end, once there is more than one.
+        # The first chunk holds the compilation, so speed is counted from its end.
         steps, seconds = (env_steps, wall_s) if first is None else (env_steps - first[0], wall_s - first[1])
-        first = first or (env_steps, wall_s)
         speed = steps / max(seconds, 1e-9)
+        is_known = first is not None or env_steps >= total
+        first = first or (env_steps, wall_s)
         shown.update({name: np.nanmean(values[name]) for name in metrics if _measured(values.get(name))})
         text = "  ".join(
             [
                 f"{100 * env_steps / total:3.0f} %",
                 f"{env_steps:,} steps",
-                f"{speed * num_seeds:,.0f} steps/s",
+                *([f"{speed * num_seeds:,.0f} steps/s"] if is_known else []),
                 *(f"{name.split('/')[-1]} {value:.2f}" for name, value in shown.items()),
                 f"{_clock(wall_s)} gone",
-                f"{_clock((total - env_steps) / max(speed, 1e-9))} left",
+                *([f"{_clock((total - env_steps) / max(speed, 1e-9))} left"] if is_known else []),
             ]
         )
         if interactive:
