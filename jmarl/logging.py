@@ -189,8 +189,8 @@ def json_file(path: str | os.PathLike[str], *, every_s: float = 5.0) -> Sink:
         env_steps_so_far.append(int(env_steps))
         wall_so_far.append(round(float(wall_s), 3))
         for by_seed in series.values():
-            for values in by_seed:
-                values.extend([None] * (len(env_steps_so_far) - len(values)))
+            for one_seed in by_seed:
+                one_seed.extend([None] * (len(env_steps_so_far) - len(one_seed)))
         if time.monotonic() - last_saved >= every_s:
             save()
 

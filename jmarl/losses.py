@@ -5,6 +5,8 @@ with `masked_mean`. Arrays of one call must have equal shapes; nothing is broadc
 stopped here.
 """
 
+from typing import Any
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -139,7 +141,7 @@ def n_step_returns(
         raise ValueError(f"n={n} must be at least 1: one step is the shortest return.")
     cut = last.at[-1].set(True)
 
-    def one_step_longer(_: Array, returns: Array) -> Array:
+    def one_step_longer(_: Any, returns: Array) -> Array:
         return reward + discount * jnp.where(cut, next_value, jnp.roll(returns, -1, axis=0))
 
     return jax.lax.fori_loop(1, min(n, len(reward)), one_step_longer, reward + discount * next_value)

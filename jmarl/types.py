@@ -164,6 +164,7 @@ class EnvSpec(NamedTuple):
       obs_sizes: each agent's true number of observation features (id included), before padding. () for images.
       action_sizes: each agent's true number of actions, or of action dimensions.
       max_steps: the longest possible episode in steps; None if unbounded or unknown.
+      min_steps: the shortest possible one; `rollout` draws no more start states than it can need.
     """
 
     name: str
@@ -177,6 +178,7 @@ class EnvSpec(NamedTuple):
     obs_sizes: tuple[int, ...] = ()
     action_sizes: tuple[int, ...] = ()
     max_steps: int | None = None
+    min_steps: int = 1
 
     @property
     def num_agents(self) -> int:

@@ -1,0 +1,27 @@
+"""Networks: torsos, recurrent cells, parameter sharing, and heads that turn outputs into distributions."""
+
+from jmarl.networks import actor_critic, heads
+from jmarl.networks.recurrent import CELLS, GRU, LSTM, gru_scan
+from jmarl.networks.sharing import SHARING, network, per_agent, per_group, share, shared
+from jmarl.networks.torsos import ACTIVATIONS, CNN, INITIALIZERS, MLP, Model, Output
+
+__all__ = [
+    "ACTIVATIONS",
+    "CELLS",
+    "CNN",
+    "GRU",
+    "INITIALIZERS",
+    "LSTM",
+    "MLP",
+    "Model",
+    "Output",
+    "SHARING",
+    "actor_critic",
+    "gru_scan",
+    "heads",
+    "network",
+    "per_agent",
+    "per_group",
+    "share",
+    "shared",
+]

@@ -1,0 +1,162 @@
+"""Actors and critics over observations: what each of them reads, and how one's outputs become a distribution."""
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from jmarl.networks import heads
+from jmarl.networks.sharing import network, share
+from jmarl.types import EnvSpec, Network, Observation
+
+CRITIC_VIEWS = ("obs", "state", "state_id", "state_obs")
+
+# How a learner describes its networks: `model(outputs=.., is_image=..)` and `head(size, scale=..)` are
+# `networks.Model` and `networks.Output` with everything else filled in.
+Build = Callable[..., nn.Module]
+
+
+class GaussianOutput(nn.Module):
+    """Mean from the features, standard deviation from a parameter of its own: `[.., F] -> ([.., A], [.., A])`."""
+
+    head: nn.Module
+    size: int
+
+    @nn.compact
+    def __call__(self, x: Array) -> tuple[Array, Array]:
+        mean = self.head(x)
+        log_std = self.param("log_std", nn.initializers.zeros_init(), (self.size,))
+        return mean, jnp.broadcast_to(log_std, mean.shape)
+
+
+def policy(spec: EnvSpec, head: Build, name: str) -> tuple[Callable[[int], nn.Module], Callable[[Any, Any], Any]]:
+    """The actor's output layer for a number of actions, and the distribution that its output parametrises.
+
+    Args:
+      spec: of the environment.
+      head: builds an output layer.
+      name: "auto" (categorical or Gaussian), "categorical", "gaussian" or "tanh_normal".
+
+    Returns:
+      `(size) -> module`, and `(module's output, action_mask) -> distribution`. Gaussian actions are scaled so that
+      mean 0 and standard deviation 1 are the middle and half the width of the action's range; they are not cut off
+      at the bounds (environments do that), so that the log-probability is that of the sample.
+    """
+    known = ("auto", "categorical", "gaussian", "tanh_normal")
+    if name not in known:
+        raise ValueError(f"action_distribution={name!r} is unknown: choose one of {', '.join(known)}.")
+    if name == "auto":
+        name = "categorical" if spec.is_discrete else "gaussian"
+    if spec.is_discrete != (name == "categorical"):
+        kind, fitting = ("discrete", "'categorical'") if spec.is_discrete else ("continuous", "'gaussian', 'tanh_normal'")
+        raise ValueError(
+            f"action_distribution={name!r} does not fit the {kind} actions of {spec.name}: choose {fitting} or 'auto'."
+        )
+    if spec.is_discrete:
+        return lambda size: head(size, scale=0.01), heads.categorical
+
+    low, high = np.asarray(spec.action_low, np.float32), np.asarray(spec.action_high, np.float32)
+    centre, half = (low + high) / 2, (high - low) / 2
+    # Padded dimensions get a distribution without parameters, which cancels in every probability ratio.
+    is_real = np.arange(low.shape[1]) < np.asarray(spec.action_sizes)[:, None]
+
+    def distribution(output, action_mask):
+        del action_mask
+        mean, log_std = jax.tree.map(lambda x: jnp.where(is_real, x, 0.0), output)
+        if name == "gaussian":
+            return heads.gaussian(centre + half * mean, log_std + np.log(half))
+        return heads.tanh_normal(mean, log_std, low, high)
+
+    return lambda size: GaussianOutput(head(size, scale=0.01), size), distribution
+
+
+def separate(
+    spec: EnvSpec, model: Build, policy_output: Callable[[int], nn.Module], head: Build, sharing: str, critic_view: str
+) -> Network:
+    """Actor and critic with networks of their own: params and carries are {"actor": .., "critic": ..}."""
+    nets = {
+        "actor": _actor(spec, lambda out: (policy_output(out),), model, sharing),
+        "critic": _critic(spec, lambda out: (head(out, scale=1.0),), model, sharing, critic_view),
+    }
+
+    def init(key):
+        return {name: net.init(k) for (name, net), k in zip(nets.items(), jax.random.split(key), strict=True)}
+
+    def init_carry(batch_shape):
+        return {name: net.init_carry(batch_shape) for name, net in nets.items()}
+
+    def apply(params, carry, obs, first):
+        carry, out = zip(*[nets[k].apply(params[k], carry[k], obs, first) for k in nets], strict=True)
+        return dict(zip(nets, carry, strict=True)), out
+
+    return Network(init, apply, init_carry)
+
+
+def shared_torso(
+    spec: EnvSpec, model: Build, policy_output: Callable[[int], nn.Module], head: Build, sharing: str
+) -> Network:
+    """Actor and critic on one torso (and one recurrent cell), both reading the agent's own view."""
+    net = _actor(spec, lambda out: (policy_output(out), head(1, scale=1.0)), model, sharing)
+
+    def apply(params, carry, obs, first):
+        carry, (policy, value) = net.apply(params, carry, obs, first)
+        return carry, (policy, value[..., 0])
+
+    return net._replace(apply=apply)
+
+
+def _actor(spec, outputs, model, sharing) -> Network:
+    def build(out):
+        return model(outputs=outputs(out), is_image=len(spec.obs_shape) == 3)
+
+    net = share(sharing, build, input_shapes=_view_shapes(spec), output_sizes=spec.action_sizes)
+    return net._replace(apply=lambda params, carry, obs, first: net.apply(params, carry, obs.agents, first))
+
+
+def _critic(spec, outputs, model, sharing, view) -> Network:
+    """A network whose output is a value for each agent, `[L, M, N]`."""
+    num_agents = spec.num_agents
+    is_image = len(spec.obs_shape if view == "obs" else spec.state_shape) == 3
+    if is_image and view in ("state_id", "state_obs"):
+        raise ValueError(f"critic_view={view!r} needs vectors, {spec.name} has images: choose 'obs' or 'state'.")
+
+    def build(out):
+        return model(outputs=outputs(out), is_image=is_image)
+
+    if view == "state":
+        # One pass per environment serves all agents: an output for each.
+        net = network(build(num_agents), spec.state_shape)
+        return net._replace(apply=lambda params, carry, obs, first: net.apply(params, carry, obs.state, first))
+
+    shapes = {
+        "obs": _view_shapes(spec),
+        "state_id": [(spec.state_shape[0] + num_agents,)] * num_agents,
+        "state_obs": [(spec.state_shape[0] + num_agents + spec.obs_shape[0],)] * num_agents,
+    }[view]
+    net = share(sharing, build, input_shapes=shapes, output_sizes=(1,) * num_agents)
+
+    def apply(params, carry, obs, first):
+        carry, value = net.apply(params, carry, _critic_input(obs, view), first)
+        return carry, value[..., 0]
+
+    return net._replace(apply=apply)
+
+
+def _critic_input(obs: Observation, view: str) -> Array:
+    if view == "obs":
+        return obs.agents
+    batch_shape, num_agents = obs.agent_mask.shape[:-1], obs.agent_mask.shape[-1]
+    state = jnp.broadcast_to(obs.state[..., None, :], (*batch_shape, num_agents, obs.state.shape[-1]))
+    ids = jnp.broadcast_to(jnp.eye(num_agents, dtype=state.dtype), (*batch_shape, num_agents, num_agents))
+    views = [state, ids] if view == "state_id" else [state, ids, obs.agents]
+    return jnp.concatenate(views, axis=-1)
+
+
+def _view_shapes(spec: EnvSpec) -> list[tuple[int, ...]]:
+    if len(spec.obs_shape) == 3:
+        return [spec.obs_shape] * spec.num_agents
+    return [(size,) for size in spec.obs_sizes]

@@ -1,0 +1,153 @@
+"""Recurrent cells over whole sequences, time first, with resets inside the sequence.
+
+The matrix products decide the speed, so they are as few and as large as the mathematics allows: the input projection
+of all time steps is one product outside the scan, the gates of a step are one product inside it, and the backward pass
+of the GRU forms the weight gradient in one product after its scan instead of adding it up step by step.
+"""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax.linen.initializers import lecun_normal, orthogonal, zeros_init
+from jaxtyping import Array, Bool, Float
+
+from jmarl.types import Carry
+
+
+def _reset(first: Bool[Array, "R"], carry: Carry) -> Carry:
+    return jax.tree.map(lambda c: jnp.where(first[:, None], jnp.zeros_like(c), c), carry)
+
+
+def _gru_gates(gates_x: Array, gates_h: Array, bias_n: Array) -> tuple[Array, Array, Array, Array]:
+    """Reset gate r, update gate z, candidate n, and the candidate's recurrent part."""
+    x_r, x_z, x_n = jnp.split(gates_x, 3, axis=-1)
+    h_r, h_z, h_n = jnp.split(gates_h, 3, axis=-1)
+    r, z, h_n = jax.nn.sigmoid(x_r + h_r), jax.nn.sigmoid(x_z + h_z), h_n + bias_n
+    return r, z, jnp.tanh(x_n + r * h_n), h_n
+
+
+@jax.custom_vjp
+def gru_scan(
+    kernel: Float[Array, "H 3*H"],
+    bias_n: Float[Array, "H"],
+    gates_x: Float[Array, "L R 3*H"],
+    h0: Float[Array, "R H"],
+    first: Bool[Array, "L R"],
+) -> Float[Array, "L R H"]:
+    """Hidden states of a gated recurrent unit, with its input projection already done.
+
+    `r, z = σ(x_rz + h W_rz)`, `n = tanh(x_n + r (h W_n + b_n))`, `h' = (1 - z) n + z h`, as torch.nn.GRUCell.
+
+    Args:
+      kernel: recurrent weights of the gates r, z, n side by side.
+      bias_n: bias inside the reset gate's product.
+      gates_x: input projection, biases included.
+      h0: state before the first step.
+      first: the state is set to zero before this step.
+
+    Returns:
+      h after each step.
+
+    References:
+      Cho et al., 2014, Learning Phrase Representations using RNN Encoder-Decoder (https://arxiv.org/abs/1406.1078).
+    """
+    return _gru_forward(kernel, bias_n, gates_x, h0, first)[0]
+
+
+def _gru_forward(kernel, bias_n, gates_x, h0, first):
+    def step(h, inputs):
+        x, start = inputs
+        h = _reset(start, h)
+        r, z, n, h_n = _gru_gates(x, h @ kernel, bias_n)
+        h_next = n + z * (h - n)
+        return h_next, (h_next, h, r, z, n, h_n)
+
+    _, (h_next, *residuals) = jax.lax.scan(step, h0, (gates_x, first))
+    return h_next, (kernel, first, *residuals)
+
+
+def _gru_backward(saved, d_out):
+    kernel, first, h, r, z, n, h_n = saved
+
+    def step(d_h, inputs):
+        d_out, start, h, r, z, n, h_n = inputs
+        d_h = d_h + d_out
+        d_n = d_h * (1 - z) * (1 - n * n)  # before the tanh
+        d_r = d_n * h_n * r * (1 - r)  # before the sigmoids
+        d_z = d_h * (h - n) * z * (1 - z)
+        d_gates = jnp.concatenate([d_r, d_z, d_n * r], axis=-1)
+        d_h = _reset(start, d_h * z + d_gates @ kernel.T)
+        return d_h, (d_gates, d_n)
+
+    d_h0, (d_gates, d_n) = jax.lax.scan(step, jnp.zeros_like(h[0]), (d_out, first, h, r, z, n, h_n), reverse=True)
+    size = h.shape[-1]
+    d_kernel = jnp.einsum("lrh,lrg->hg", h, d_gates)
+    d_bias_n = jnp.sum(d_gates[..., 2 * size :], axis=(0, 1))
+    d_gates_x = jnp.concatenate([d_gates[..., : 2 * size], d_n], axis=-1)
+    return d_kernel, d_bias_n, d_gates_x, d_h0, None
+
+
+gru_scan.defvjp(_gru_forward, _gru_backward)
+
+
+class GRU(nn.Module):
+    """Gated recurrent unit over a sequence: `(carry [R, H], x [L, R, F], first [L, R]) -> (carry, out [L, R, H])`."""
+
+    size: int
+
+    @nn.compact
+    def __call__(self, carry: Carry, x: Array, first: Array) -> tuple[Carry, Array]:
+        kernel_x = self.param("input_kernel", lecun_normal(), (x.shape[-1], 3 * self.size))
+        bias_x = self.param("input_bias", zeros_init(), (3 * self.size,))
+        kernel_h = self.param("hidden_kernel", _orthogonal_gates(3), (self.size, 3 * self.size))
+        bias_n = self.param("candidate_bias", zeros_init(), (self.size,))
+        out = gru_scan(kernel_h, bias_n, x @ kernel_x + bias_x, carry, first)
+        return out[-1], out
+
+    @staticmethod
+    def init_carry(batch_shape: tuple[int, ...], size: int) -> Carry:
+        return jnp.zeros((*batch_shape, size))
+
+
+class LSTM(nn.Module):
+    """Long short-term memory over a sequence; as `GRU`, with the carry (c, h).
+
+    References:
+      Hochreiter & Schmidhuber, 1997, Long Short-Term Memory.
+    """
+
+    size: int
+
+    @nn.compact
+    def __call__(self, carry: Carry, x: Array, first: Array) -> tuple[Carry, Array]:
+        kernel_x = self.param("input_kernel", lecun_normal(), (x.shape[-1], 4 * self.size))
+        kernel_h = self.param("hidden_kernel", _orthogonal_gates(4), (self.size, 4 * self.size))
+        bias = self.param("bias", zeros_init(), (4 * self.size,))
+
+        def step(carry, inputs):
+            gates_x, start = inputs
+            c, h = _reset(start, carry)
+            i, f, g, o = jnp.split(gates_x + h @ kernel_h, 4, axis=-1)
+            c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+            h = jax.nn.sigmoid(o) * jnp.tanh(c)
+            return (c, h), h
+
+        return jax.lax.scan(step, carry, (x @ kernel_x + bias, first))
+
+    @staticmethod
+    def init_carry(batch_shape: tuple[int, ...], size: int) -> Carry:
+        return (jnp.zeros((*batch_shape, size)), jnp.zeros((*batch_shape, size)))
+
+
+def _orthogonal_gates(num_gates: int):
+    """Each gate's square block is orthogonal on its own."""
+
+    def init(key, shape, dtype=jnp.float32):
+        size = shape[0]
+        keys = jax.random.split(key, num_gates)
+        return jnp.concatenate([orthogonal()(k, (size, size), dtype) for k in keys], axis=-1)
+
+    return init
+
+
+CELLS = {"gru": GRU, "lstm": LSTM}

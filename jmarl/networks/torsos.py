@@ -1,0 +1,127 @@
+"""Feed-forward torsos as flax modules, and the one module that every actor, critic and Q-network is made of."""
+
+import math
+from collections.abc import Sequence
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax.linen import initializers
+from jaxtyping import Array, Float
+
+from jmarl.networks.recurrent import CELLS
+from jmarl.types import Carry
+
+ACTIVATIONS = {"tanh": jnp.tanh, "relu": nn.relu, "elu": nn.elu, "gelu": nn.gelu, "silu": nn.silu}
+INITIALIZERS = {
+    "orthogonal": initializers.orthogonal,
+    "lecun": lambda scale: initializers.variance_scaling(scale**2, "fan_in", "truncated_normal"),
+    "xavier": lambda scale: initializers.variance_scaling(scale**2, "fan_avg", "uniform"),
+}
+
+
+class MLP(nn.Module):
+    """Dense layers, each followed by an activation: `[.., F] -> [.., sizes[-1]]`.
+
+    Attributes:
+      sizes: widths; an empty sequence is the identity.
+      activation: a key of `ACTIVATIONS`.
+      layer_norm: normalise before each activation.
+      kernel_init: a key of `INITIALIZERS`, scaled by √2.
+    """
+
+    sizes: Sequence[int]
+    activation: str = "tanh"
+    layer_norm: bool = False
+    kernel_init: str = "orthogonal"
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*batch F"]) -> Float[Array, "*batch H"]:
+        for size in self.sizes:
+            x = nn.Dense(size, kernel_init=INITIALIZERS[self.kernel_init](math.sqrt(2)))(x)
+            x = ACTIVATIONS[self.activation](nn.LayerNorm()(x) if self.layer_norm else x)
+        return x
+
+
+class CNN(nn.Module):
+    """Three convolutions with stride 1 and a dense layer: `[.., H, W, C] -> [.., size]`, for grids and small images.
+
+    Attributes:
+      channels: output channels of each convolution.
+      kernels: their square windows.
+      size: width of the dense layer at the end.
+      activation: a key of `ACTIVATIONS`.
+    """
+
+    channels: Sequence[int] = (32, 32, 32)
+    kernels: Sequence[int] = (5, 3, 3)
+    size: int = 64
+    activation: str = "relu"
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*batch H W C"]) -> Float[Array, "*batch F"]:
+        batch_shape, init = x.shape[:-3], INITIALIZERS["orthogonal"](math.sqrt(2))
+        x = x.reshape(-1, *x.shape[-3:])  # convolutions take one batch axis
+        for channels, kernel in zip(self.channels, self.kernels, strict=True):
+            x = ACTIVATIONS[self.activation](nn.Conv(channels, (kernel, kernel), kernel_init=init)(x))
+        x = x.reshape(*batch_shape, -1)
+        return ACTIVATIONS[self.activation](nn.Dense(self.size, kernel_init=init)(x))
+
+
+class Output(nn.Module):
+    """Hidden layers and a linear output: `[.., F] -> [.., size]`. `scale` is the output kernel's orthogonal gain."""
+
+    size: int
+    hidden_sizes: Sequence[int] = ()
+    activation: str = "tanh"
+    layer_norm: bool = False
+    kernel_init: str = "orthogonal"
+    scale: float = 1.0
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*batch F"]) -> Float[Array, "*batch A"]:
+        x = MLP(self.hidden_sizes, self.activation, self.layer_norm, self.kernel_init, name="hidden")(x)
+        return nn.Dense(self.size, kernel_init=INITIALIZERS[self.kernel_init](self.scale), name="out")(x)
+
+
+class Model(nn.Module):
+    """Torso, optional recurrent cell, and one or more outputs that share them.
+
+    `(carry, x [L, M, .., F], first [L, M]) -> (carry, outputs)`: a tuple with one entry for each of `outputs`, or the
+    entry itself if there is one. Any axes between M and the features are batch. Images are recognised by `is_image`.
+
+    Attributes:
+      hidden_sizes: dense layers before the cell; after a CNN if `is_image`.
+      outputs: what follows the torso.
+      cell: None, "gru" or "lstm".
+      cell_size: width of the cell's state.
+    """
+
+    hidden_sizes: Sequence[int]
+    outputs: Sequence[nn.Module]
+    cell: str | None = None
+    cell_size: int = 128
+    activation: str = "tanh"
+    layer_norm: bool = False
+    kernel_init: str = "orthogonal"
+    is_image: bool = False
+
+    @nn.compact
+    def __call__(self, carry: Carry, x: Array, first: Array) -> tuple[Carry, Array | tuple[Array, ...]]:
+        if self.is_image:
+            x = CNN()(x)
+        x = MLP(self.hidden_sizes, self.activation, self.layer_norm, self.kernel_init, name="torso")(x)
+        if self.cell is not None:
+            carry, x = self._unroll(carry, x, first)
+        outputs = tuple(output(x) for output in self.outputs)
+        return carry, outputs if len(outputs) > 1 else outputs[0]
+
+    def _unroll(self, carry, x, first):
+        length, batch_shape = x.shape[0], x.shape[1:-1]
+        # One row for each sequence and agent: [L, M, N, F] -> [L, M * N, F].
+        first = jnp.broadcast_to(first.reshape(first.shape + (1,) * (len(batch_shape) - 1)), x.shape[:-1])
+        rows = jax.tree.map(lambda c: c.reshape(-1, c.shape[-1]), carry)
+        cell = CELLS[self.cell](self.cell_size, name=self.cell)
+        rows, x = cell(rows, x.reshape(length, -1, x.shape[-1]), first.reshape(length, -1))
+        unflatten = lambda c: c.reshape(*batch_shape, c.shape[-1])  # noqa: E731
+        return jax.tree.map(unflatten, rows), x.reshape(length, *batch_shape, -1)

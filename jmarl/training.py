@@ -1,0 +1,315 @@
+"""From an environment and an algorithm to a trained policy: rollouts, loops, compiled training, runs and sweeps."""
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PRNGKeyArray
+
+from jmarl import evaluation as evaluation_module
+from jmarl.logging import Sink
+from jmarl.types import Algorithm, Env, EpisodeStats, Learner, Loop, Metrics, RunState, Trajectory, Transition
+
+# ------------------------------------------------------------------------------------------------------ rollouts
+
+
+def start(env: Env, learner: Learner, key: PRNGKeyArray, *, num_envs: int) -> RunState:
+    """A run before its first step: a fresh learner in `num_envs` fresh environments."""
+    key, key_learner, key_env = jax.random.split(key, 3)
+    env_state, obs = jax.vmap(env.reset)(jax.random.split(key_env, num_envs))
+    return RunState(
+        learner=learner.init(key_learner),
+        env_state=env_state,
+        obs=obs,
+        first=jnp.ones(num_envs, bool),
+        carry=learner.init_carry((num_envs,)),
+        episodes=EpisodeStats(
+            returns=jnp.zeros((num_envs, env.spec.num_agents)), length=jnp.zeros(num_envs, jnp.int32)
+        ),
+        key=key,
+        env_steps=jnp.int32(0),
+    )
+
+
+def rollout(
+    env: Env, learner: Learner, run: RunState, *, length: int, num_resets: int | None = None
+) -> tuple[RunState, Trajectory, Metrics]:
+    """Acts for `length` steps in every environment; episodes that end are reset, and their true last view is kept.
+
+    Args:
+      env: the environment.
+      learner: acts with `run.learner`.
+      run: where to go on.
+      length: T, steps in each environment.
+      num_resets: start states drawn in advance for each environment. The default suffices for the shortest possible
+        episodes; where resets are dear, draw a few: an environment that needs more uses them in turn.
+
+    Returns:
+      The run after the rollout (nothing learnt yet), its steps `[T, B, ..]` with the carry before them, and metrics of
+      the episodes that finished: NaN if none did.
+    """
+    num_envs = run.first.shape[0]
+    num_resets = math.ceil(length / env.spec.min_steps) if num_resets is None else num_resets
+    key, key_act, key_env, key_reset = jax.random.split(run.key, 4)
+    # All random numbers and start states are drawn at once, outside the scan: many small draws are slow everywhere.
+    starts = jax.vmap(jax.vmap(env.reset))(jax.random.split(key_reset, (num_resets, num_envs)))
+    keys = jax.random.split(key_act, length), jax.random.split(key_env, (length, num_envs))
+
+    def fresh(num_ended):
+        """Each environment's next start state."""
+        if num_resets == 1:
+            return jax.tree.map(lambda x: x[0], starts)
+        index = num_ended % num_resets, jnp.arange(num_envs)
+        return jax.tree.map(lambda x: x.at[index].get(mode="promise_in_bounds"), starts)
+
+    def step(state, keys):
+        env_state, obs, first, carry, num_ended = state
+        key_act, keys_env = keys
+        action, carry, extras = learner.act(run.learner, carry, obs, first, key_act)
+        next_env_state, next_obs, outcome = jax.vmap(env.step)(env_state, action, keys_env)
+        transition = Transition(
+            obs=obs,
+            first=first,
+            action=action,
+            reward=outcome.reward,
+            terminated=outcome.terminated,
+            last=outcome.last,
+            next_obs=next_obs,
+            extras=extras,
+        )
+        env_state, obs = where_last(outcome.last, fresh(num_ended), (next_env_state, next_obs))
+        return (env_state, obs, outcome.last, carry, num_ended + outcome.last), (transition, outcome.info)
+
+    state = run.env_state, run.obs, run.first, run.carry, jnp.zeros(num_envs, jnp.int32)
+    (env_state, obs, first, carry, _), (steps, info) = jax.lax.scan(step, state, keys)
+    episodes, metrics = _count_episodes(run.episodes, steps.reward, steps.last, info)
+    trajectory = Trajectory(steps=steps, carry=run.carry)
+    run = run.replace(
+        env_state=env_state,
+        obs=obs,
+        first=first,
+        carry=carry,
+        episodes=episodes,
+        key=key,
+        env_steps=run.env_steps + length * num_envs,
+    )
+    return run, trajectory, metrics
+
+
+def where_last(last: Array, ended: Any, going_on: Any) -> Any:
+    """Leaf by leaf, the rows of `ended` where `last` `[B]`, those of `going_on` elsewhere."""
+
+    def select(x, y):
+        return jnp.where(last.reshape(last.shape + (1,) * (y.ndim - last.ndim)), x, y)
+
+    return jax.tree.map(select, ended, going_on)
+
+
+def _count_episodes(episodes: EpisodeStats, reward: Array, last: Array, info: dict[str, Array]):
+    """Means over the episodes that finished. No scan: a sum over finished episodes is one over the steps before."""
+    over = jax.lax.cummax(last.astype(jnp.int8), axis=0, reverse=True) > 0  # a last step is here or still to come
+    finished = over[0]
+    returns = episodes.returns + jnp.sum(reward, axis=0)
+    returns_over = jnp.where(finished[:, None], episodes.returns, 0) + jnp.sum(reward * over[..., None], axis=0)
+    length = episodes.length + len(reward)
+    length_over = jnp.where(finished, episodes.length, 0) + jnp.sum(over, axis=0)
+
+    num = jnp.sum(last)
+    mean = lambda total: jnp.where(num > 0, total / jnp.maximum(num, 1), jnp.nan)  # noqa: E731
+    agent_returns = mean(jnp.sum(returns_over, axis=0))
+    metrics = {
+        "train/return_sum": jnp.sum(agent_returns),
+        "train/return_mean": jnp.mean(agent_returns),
+        "train/episode_length": mean(jnp.sum(length_over)),
+        **{f"train/{name}": mean(jnp.sum(x * last)) for name, x in info.items()},
+    }
+    return EpisodeStats(returns=returns - returns_over, length=length - length_over), metrics
+
+
+# --------------------------------------------------------------------------------------------------------- loops
+
+
+def on_policy(
+    env: Env, algorithm: Algorithm, *, num_envs: int, rollout_length: int, num_resets: int | None = None
+) -> Loop:
+    """Act for `rollout_length` steps in `num_envs` environments, learn from them, throw them away.
+
+    Args:
+      env: the environment.
+      algorithm: such as `jmarl.mappo`.
+      num_envs: B, environments stepped side by side.
+      rollout_length: T, steps in each of them between two updates.
+      num_resets: see `rollout`.
+    """
+    _require_positive(num_envs=num_envs, rollout_length=rollout_length)
+
+    def init(key, cfg):
+        return start(env, algorithm(env.spec, cfg), key, num_envs=num_envs)
+
+    def step(run, cfg):
+        learner = algorithm(env.spec, cfg)
+        run, batch, metrics = rollout(env, learner, run, length=rollout_length, num_resets=num_resets)
+        key, key_update = jax.random.split(run.key)
+        state, learning = learner.update(run.learner, batch, key_update)
+        return run.replace(learner=state, key=key), {**metrics, **learning}
+
+    return Loop(init, step, env, algorithm, num_envs * rollout_length)
+
+
+def make_train(loop: Loop, num_steps: int):
+    """`train(key, cfg) -> (RunState, Metrics [num_steps])`: a whole run as one function, to be jitted and vmapped.
+
+    >>> from jmarl import PPOConfig, envs, ippo
+    >>> loop = on_policy(envs.matrix_game([[1.0, 0.0], [0.0, 0.0]]), ippo, num_envs=4, rollout_length=4)
+    >>> run, metrics = jax.jit(make_train(loop, 3))(jax.random.key(0), PPOConfig(hidden_sizes=(8,)))
+    >>> metrics["train/return_sum"].shape, int(run.env_steps)
+    ((3,), 48)
+    """
+    _require_positive(num_steps=num_steps)
+
+    def train(key, cfg):
+        cfg = _with_horizon(cfg, num_steps)
+        return jax.lax.scan(lambda run, _: loop.step(run, cfg), loop.init(key, cfg), length=num_steps)
+
+    return train
+
+
+def _with_horizon(cfg: Any, num_steps: int) -> Any:
+    """Schedules end with the run unless the config says otherwise."""
+    return cfg.replace(num_updates=num_steps) if getattr(cfg, "num_updates", 0) is None else cfg
+
+
+def sweep(cfg: Any, **values: Any) -> tuple[Any, Any]:
+    """A config whose named leaves hold one value for each run of a sweep, and the `in_axes` to vmap over it.
+
+    Several names are swept together: run i takes the i-th value of each.
+
+    >>> from jmarl import PPOConfig
+    >>> cfgs, axes = sweep(PPOConfig(), learning_rate=[1e-4, 1e-3], gamma=[0.9, 0.99])
+    >>> cfgs.learning_rate.shape, axes.learning_rate, axes.clip_eps
+    ((2,), 0, None)
+    """
+    sizes = {name: len(value) for name, value in values.items()}
+    if len(set(sizes.values())) > 1:
+        raise ValueError(f"sweep needs equally many values of each hyperparameter, got {sizes}.")
+    leaves = {field for field in cfg.__dataclass_fields__ if _is_leaf(cfg, field)}
+    for name in values:
+        if name not in leaves:
+            raise ValueError(
+                f"{name} is not a numeric hyperparameter of {type(cfg).__name__}, so it cannot vary inside one "
+                f"compilation: sweep over it with a Python loop, or choose one of {', '.join(sorted(leaves))}."
+            )
+    arrays = {name: jnp.asarray(value) for name, value in values.items()}
+    none = {name: None for name in leaves}
+    return cfg.replace(**arrays), cfg.replace(**none).replace(**dict.fromkeys(values, 0))
+
+
+def _is_leaf(cfg: Any, field: str) -> bool:
+    return cfg.__dataclass_fields__[field].metadata.get("pytree_node", True)
+
+
+# ---------------------------------------------------------------------------------------------------------- runs
+
+
+class Evaluation(NamedTuple):
+    """When and how much `run` evaluates: `num_episodes` greedy episodes per seed, every `every` chunks and at the end."""
+
+    num_episodes: int = 32
+    every: int = 10
+
+
+def run(
+    loop: Loop,
+    key: PRNGKeyArray,
+    cfg: Any,
+    *,
+    num_steps: int,
+    steps_per_chunk: int | None = None,
+    num_seeds: int = 1,
+    sinks: Sequence[Sink] = (),
+    evaluation: Evaluation | None = None,
+) -> RunState:
+    """Trains with Python between compiled chunks: progress, files, evaluation. Ctrl-C ends it with what it has.
+
+    Args:
+      loop: what to run.
+      key: split into one key for each seed.
+      cfg: the algorithm's config.
+      num_steps: iterations of the loop.
+      steps_per_chunk: iterations between two rows of metrics (means over them); by default a hundredth of the run.
+      num_seeds: independent runs in one `vmap`.
+      sinks: where metrics go, as arrays `[num_seeds]`.
+      evaluation: greedy evaluation on the way, in the metrics "eval/..".
+
+    Returns:
+      The last state, with a leading axis `[num_seeds]`.
+    """
+    steps_per_chunk = max(1, num_steps // 100) if steps_per_chunk is None else steps_per_chunk
+    _require_positive(num_steps=num_steps, steps_per_chunk=steps_per_chunk, num_seeds=num_seeds)
+    cfg = _with_horizon(cfg, num_steps)
+
+    def chunk(state, num):
+        """`num` iterations; metrics are means over those in which they were measured."""
+
+        def step(i, carry):
+            state, total, count = carry
+            state, metrics = loop.step(state, cfg)
+            measured = jax.tree.map(lambda x: ~jnp.isnan(x), metrics)
+            total = jax.tree.map(lambda t, x, m: t + jnp.where(m, x, 0), total, metrics, measured)
+            return state, total, jax.tree.map(jnp.add, count, measured)
+
+        avals = jax.eval_shape(loop.step, state, cfg)[1]
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), avals)
+        counts = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.int32), avals)
+        state, total, count = jax.lax.fori_loop(0, num, step, (state, zeros, counts))
+        return state, jax.tree.map(lambda t, n: jnp.where(n > 0, t / jnp.maximum(n, 1), jnp.nan), total, count)
+
+    # `num` is traced, so a last, shorter chunk needs no second compilation.
+    chunk = jax.jit(jax.vmap(chunk, in_axes=(0, None)), donate_argnums=0)
+    learner = loop.algorithm(loop.env.spec, cfg)
+    evaluate = jax.jit(
+        jax.vmap(
+            lambda state, key: evaluation_module.evaluate(
+                loop.env, learner, state, key, num_episodes=evaluation.num_episodes
+            )
+        )
+    )
+
+    key_init, key_eval = jax.random.split(key)
+    info = {
+        "num_seeds": num_seeds,
+        "num_steps": num_steps,
+        "env_steps_per_step": loop.env_steps_per_step,
+        "total_env_steps": num_steps * loop.env_steps_per_step,
+    }
+    for sink in sinks:
+        sink.start(info)
+    begin, done, num_chunks = time.perf_counter(), 0, 0
+    state = jax.jit(jax.vmap(loop.init, in_axes=(0, None)))(jax.random.split(key_init, num_seeds), cfg)
+    try:
+        while done < num_steps:
+            num = min(steps_per_chunk, num_steps - done)
+            state, metrics = chunk(state, num)
+            done, num_chunks = done + num, num_chunks + 1
+            if evaluation is not None and (num_chunks % evaluation.every == 0 or done == num_steps):
+                keys = jax.random.split(jax.random.fold_in(key_eval, num_chunks), num_seeds)
+                metrics = {**metrics, **evaluate(state.learner, keys)}
+            metrics = jax.tree.map(np.asarray, metrics)
+            for sink in sinks:
+                sink.write(done * loop.env_steps_per_step, time.perf_counter() - begin, metrics)
+    except KeyboardInterrupt:
+        print(f"\nStopped after {done} of {num_steps} iterations; what was learnt until then is returned.")
+    finally:
+        for sink in sinks:
+            sink.close()
+    return state
+
+
+def _require_positive(**values: int) -> None:
+    for name, value in values.items():
+        if value < 1:
+            raise ValueError(f"{name}={value} must be at least 1.")
