@@ -67,12 +67,15 @@ def terminal(metrics: Sequence[str] = ("train/return_sum", "train/won"), *, ever
 
     total, num_seeds = 1, 1
     first: tuple[int, float] | None = None
-    last_printed, shown, task = -math.inf, {}, None
+    last_printed = -math.inf
+    shown: dict[str, Any] = {}
+    task: Any = None
 
     def start(info: Mapping[str, Any]) -> None:
         nonlocal total, num_seeds, task
         total, num_seeds = info["total_env_steps"], info["num_seeds"]
-        text = f"training {num_seeds} seeds for {total:,} environment steps each; compiling"
+        seeds = "1 seed" if num_seeds == 1 else f"{num_seeds} seeds"
+        text = f"training {seeds} for {total:,} environment steps each; compiling"
         if interactive:
             bar.start()
             task = bar.add_task(text, total=total)

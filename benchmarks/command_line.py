@@ -1,0 +1,136 @@
+"""What the scripts' command lines share: `ALGORITHM --env NAME`, the preset of the two as defaults, flat options."""
+
+import contextlib
+import dataclasses
+import difflib
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, get_args
+
+import jax
+import presets
+import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+
+import jmarl
+
+ALGORITHMS = {"ippo": jmarl.ippo, "mappo": jmarl.mappo}
+
+
+class UsageError(Exception):
+    """What the user can put right: one sentence, no traceback."""
+
+
+@contextlib.contextmanager
+def usage_errors(*also: type[Exception]) -> Iterator[None]:
+    """Ends the script with exit code 2 and one sentence on a `UsageError`, and on exceptions of the types `also`."""
+    try:
+        yield
+    except (UsageError, *also) as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def parse(
+    argv: Sequence[str], options: Callable[[presets.Preset], Any], *, script: str, does: str
+) -> tuple[str, Any, Any]:
+    """The algorithm's name, the options and the algorithm's config.
+
+    Args:
+      argv: words; the algorithm comes first.
+      options: the script's own options, a dataclass with a field `env`, as they are for a preset.
+      script: file name for --help.
+      does: its first sentence, with {algorithm} and {env}.
+    """
+    wants_help = not argv or argv[0] in ("-h", "--help")
+    algorithm = "mappo" if wants_help else argv[0]
+    if algorithm not in ALGORITHMS:
+        what = (
+            f"name an algorithm before {argv[0]}" if argv[0].startswith("-") else f"no algorithm is called {argv[0]!r}"
+        )
+        raise UsageError(f"{what}: {nearest(algorithm, ALGORITHMS)}")
+    preset = presets.for_environment(algorithm, _given_env(argv) or "MPE_simple_spread_v3")
+    defaults = options(preset)
+    # Two dataclasses side by side, without their prefixes: flat names, and each keeps its own heading in --help.
+    both = dataclasses.make_dataclass(
+        "Arguments", [("experiment", type(defaults)), ("hyperparameter", type(preset.config))]
+    )
+    with _numbers():
+        arguments = tyro.cli(
+            both,
+            prog=f"{script} {{{','.join(ALGORITHMS)}}}" if wants_help else f"{script} {algorithm}",
+            description=f"{does.format(algorithm=algorithm, env=preset.env)} The defaults shown are for these two.",
+            default=both(defaults, preset.config),
+            args=["--help"] if wants_help else list(argv[1:]),
+            config=(tyro.conf.OmitArgPrefixes,),
+        )
+    return algorithm, arguments.experiment, arguments.hyperparameter
+
+
+def key_values(pairs: Iterable[str]) -> dict[str, Any]:
+    """KEY=VALUE pairs; values are JSON where they can be read as such, words otherwise."""
+    options = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise UsageError(f"--env-kwargs takes KEY=VALUE, such as map_name=3m, not {pair!r}.")
+        try:
+            options[key] = json.loads(value)
+        except json.JSONDecodeError:
+            options[key] = {"True": True, "False": False, "None": None}.get(value, value)
+    return options
+
+
+def show_key_values(options: dict[str, Any]) -> tuple[str, ...]:
+    """The inverse of `key_values`."""
+    return tuple(f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in options.items())
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """What a sentence about an unknown name ends with."""
+    near = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
+    return f"did you mean {near[0]}?" if near else f"choose one of {', '.join(names)}."
+
+
+def _given_env(argv: Sequence[str]) -> str | None:
+    """The value of --env, which decides the defaults of all other options."""
+    for word, following in zip(argv, [*argv[1:], None], strict=True):
+        if word == "--env":
+            return following
+        if word.startswith("--env="):
+            return word.removeprefix("--env=")
+    return None
+
+
+def _numbers() -> ConstructorRegistry:
+    """2e6 counts as a whole number, and a config's numeric leaves (numbers or arrays) are numbers here."""
+    registry = ConstructorRegistry()
+
+    def number(kind: type, parse: Callable[[str], Any], show: Callable[[Any], str], is_optional: bool) -> Any:
+        return PrimitiveConstructorSpec(
+            nargs=1,
+            metavar=kind.__name__.upper() + "|None" * is_optional,
+            instance_from_str=lambda words: None if is_optional and words[0].lower() == "none" else parse(words[0]),
+            is_instance=lambda value: isinstance(value, (int, float)) or (is_optional and value is None),
+            str_from_instance=lambda value: ["None" if value is None else show(value)],
+        )
+
+    @registry.primitive_rule
+    def rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
+        kinds = set(get_args(info.type))
+        is_optional = type(None) in kinds
+        if info.type is int or kinds == {int, type(None)}:
+            return number(int, _whole_number, str, is_optional)
+        if jax.Array in kinds:
+            return number(float, float, "{:g}".format, is_optional)
+        return None
+
+    return registry
+
+
+def _whole_number(word: str) -> int:
+    number = float(word)
+    if number != int(number):
+        raise ValueError(f"{word} is not a whole number.")
+    return int(number)
