@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, get_args
 
 import jax
-import presets
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 import jmarl
+import presets
 
 ALGORITHMS = {"ippo": jmarl.ippo, "mappo": jmarl.mappo}
 

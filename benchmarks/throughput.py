@@ -23,12 +23,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import presets
-from command_line import ALGORITHMS, UsageError, key_values, parse, show_key_values, usage_errors
 from rich.console import Console
 from rich.table import Table
 
 import jmarl
+import presets
+from command_line import ALGORITHMS, UsageError, key_values, parse, show_key_values, usage_errors
 from jmarl.types import Env, EnvSpec, Learner, TrainState
 
 
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     for num_envs in options.num_envs:
         for num_seeds in options.seeds:
             rows.append(measure(algorithm, options, config, env, num_envs, num_seeds))
-            print_table(rows[-1:], f"{algorithm} on {options.env}, {num_envs} environments, {num_seeds} seeds")
+            print_table(rows[-1], f"{algorithm} on {options.env}, {num_envs} environments, {num_seeds} seeds")
     if options.out is not None:
         facts = {
             "algorithm": algorithm,
@@ -197,24 +197,22 @@ def _memory_mib(compiled: Any) -> float | None:
     return (used - memory.alias_size_in_bytes) / 2**20
 
 
-def print_table(rows: Sequence[dict[str, Any]], title: str) -> None:
-    """Speeds of each part."""
-    for row in rows:
-        table = Table(title=title, title_justify="left", title_style="")
-        for heading in ("", "steps/s", "lowest", "highest", "trace s", "compile s"):
-            table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
-        names = {"random": "environment", "rollout": "rollout", "step": "whole iteration"}
-        for name, label in names.items():
-            part = row[name]
-            speeds = (f"{part[k]:,.0f}" for k in ("steps_per_s", "lowest", "highest"))
-            table.add_row(label, *speeds, f"{part['trace_s']:.1f}", f"{part['compile_s']:.1f}")
-        Console().print(table)
-        share, others = row["share"], row["other_processes_cores"]
-        memory = "unknown" if row["memory_mib"] is None else f"{row['memory_mib']:,.0f} MiB"
-        print(
-            "time: " + ", ".join(f"{part} {value:.0%}" for part, value in share.items()) + "; "
-            f"memory {memory}; other processes used {'?' if others is None else format(others, '.2f')} cores"
-        )
+def print_table(row: dict[str, Any], title: str) -> None:
+    """Speeds of the parts, where the time goes, and whether the machine was ours."""
+    table = Table(title=title, title_justify="left", title_style="")
+    for heading in ("", "steps/s", "lowest", "highest", "trace s", "compile s"):
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+    for name, label in {"random": "environment", "rollout": "rollout", "step": "whole iteration"}.items():
+        part = row[name]
+        speeds = (f"{part[k]:,.0f}" for k in ("steps_per_s", "lowest", "highest"))
+        table.add_row(label, *speeds, f"{part['trace_s']:.1f}", f"{part['compile_s']:.1f}")
+    Console().print(table)
+    share, others = row["share"], row["other_processes_cores"]
+    memory = "unknown" if row["memory_mib"] is None else f"{row['memory_mib']:,.0f} MiB"
+    print(
+        "time: " + ", ".join(f"{part} {value:.0%}" for part, value in share.items()) + "; "
+        f"memory {memory}; other processes used {'?' if others is None else format(others, '.2f')} cores"
+    )
 
 
 if __name__ == "__main__":

@@ -20,15 +20,15 @@ from typing import Any
 
 import jax
 import numpy as np
-import plotting
-import presets
-import rendering
-from command_line import ALGORITHMS, UsageError, key_values, parse, show_key_values, usage_errors
 from rich.console import Console
 from rich.table import Table
 from safetensors.numpy import save_file
 
 import jmarl
+import plotting
+import presets
+import rendering
+from command_line import ALGORITHMS, UsageError, key_values, parse, show_key_values, usage_errors
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
