@@ -229,7 +229,8 @@ def masked_mean(
 ) -> Float[Array, "..."]:
     """Mean of the active entries, Σ x m / max(Σ m, 1): zero, with zero gradients, where nothing is active.
 
-    Masked entries may hold anything, inf and NaN included.
+    Masked entries may hold anything, inf and NaN included: their gradient is zero. Upstream that zero still meets the
+    slope of whatever made them, and 0 · inf is NaN.
 
     Args:
       x: one value per element.
@@ -266,7 +267,7 @@ def masked_normalize(
     chex.assert_equal_shape([x, mask])
     axes = tuple(range(x.ndim)) if axis is None else axis
     centred = x - jnp.expand_dims(masked_mean(x, mask, axis=axes), axes)
-    variance = jnp.expand_dims(masked_mean(jnp.where(mask, centred, 0) ** 2, mask, axis=axes), axes)
+    variance = jnp.expand_dims(masked_mean(centred**2, mask, axis=axes), axes)
     # The square root has no gradient at zero, and constant inputs do occur.
     std = jnp.where(variance > 0, jnp.sqrt(jnp.where(variance > 0, variance, 1)), 0)
     return centred / (std + eps)

@@ -1,8 +1,9 @@
 """Reference values: arrays that other code computed, and how closely we must match them.
 
-Names of arrays: `in/*` inputs, `param/*` initial parameters, `cfg/*` settings, `out/<variant>/*` expected results. Files
-are read from `JMARL_REFERENCE_DIR` where it is set. Everything is stored in float64; `tree` and `array` give the default
-precision of the moment, so one test serves both. Sizes and settings are read from the files, never written in a test.
+Names of arrays: `in/*` inputs, `param/*` initial parameters, `cfg/*` settings, `out/<variant>/*` expected results.
+Files are read from `JMARL_REFERENCE_DIR` where it is set. Everything is stored in float64; `tree` and `jnp.asarray`
+give the default precision of the moment, so one test serves both. Sizes and settings come from the files, never from a
+test.
 """
 
 import os
@@ -10,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -23,7 +25,7 @@ def load(name: str) -> dict[str, np.ndarray]:
 
 
 def tree(arrays: Mapping[str, np.ndarray], prefix: str) -> dict:
-    """The arrays below a prefix as nested dicts: "param/actor/0/bias" becomes `tree(z, "param")["actor"]["0"]["bias"]`."""
+    """The arrays below a prefix as nested dicts: "param/actor/0/bias" is `tree(z, "param")["actor"]["0"]["bias"]`."""
     nested: dict = {}
     for name, value in arrays.items():
         if name.startswith(prefix + "/"):
@@ -45,25 +47,28 @@ def matching(arrays: Mapping[str, np.ndarray], pattern: str) -> Iterator[tuple[t
     yield from found
 
 
-def assert_close(actual, desired, dtype: str, kind: str = "loss") -> None:
+def assert_close(actual, desired, dtype: str, kind: str = "loss", largest: float | None = None) -> None:
     """Compare an array, or nested dicts of arrays.
 
     Args:
       actual, desired: equal structure, equal shapes.
       dtype: "float32" or "float64", the precision `actual` was computed in.
       kind: what is compared: "loss" (also targets and probabilities), "gradient", "parameter" after a few optimiser
-        steps, or "clipped": such parameters where gradients were clipped, which PyTorch does with 1e-6 added to the norm.
+        steps, or "clipped": parameters whose gradients were clipped; PyTorch adds 1e-6 to their norm, optax does not.
+      largest: what errors of single precision are relative to; by default the largest entry of `desired`, over all its
+        leaves: a small leaf of a gradient is a sum of large terms.
     """
+    if largest is None:
+        largest = max(np.abs(np.asarray(leaf, float)).max(initial=0) for leaf in jax.tree.leaves(desired))
     if isinstance(desired, Mapping):
         assert set(actual) == set(desired), f"{sorted(actual)} != {sorted(desired)}"
         for name in desired:
-            assert_close(actual[name], desired[name], dtype, kind)
+            assert_close(actual[name], desired[name], dtype, kind, largest)
         return
     actual, desired = np.asarray(actual), np.asarray(desired)
     assert actual.shape == desired.shape, f"{actual.shape} != {desired.shape}"
     if np.issubdtype(desired.dtype, np.floating):
         assert actual.dtype == dtype, f"computed in {actual.dtype}, expected {dtype}"
-    largest = np.abs(desired).max(initial=0)
     rtol, atol = {
         ("loss", "float64"): (1e-9, 1e-9),
         ("gradient", "float64"): (1e-9, 1e-9),
