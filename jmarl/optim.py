@@ -17,7 +17,7 @@ Schedule = Callable[[Any], Array]  # of an optimiser-step count
 
 def _unknown(argument: str, value: str, known: Iterable[str]) -> ValueError:
     known = sorted(known)
-    nearest = difflib.get_close_matches(value, known, n=1, cutoff=0.0)[0]
+    nearest = difflib.get_close_matches(value.lower(), known, n=1, cutoff=0.0)[0]
     return ValueError(f"{argument}={value!r} is unknown. Did you mean {nearest!r}? Known: {', '.join(known)}.")
 
 

@@ -72,3 +72,15 @@ def test_soft_update_is_optax_incremental_update(dtype):
     for (tau,), expected in matching(Z, r"out/soft_update_tau=(.*)"):
         online, target = jnp.asarray(Z["param/w"]), jnp.asarray(Z["in/target_w"])
         assert_close(optax.incremental_update(online, target, float(tau)), expected, dtype, "parameter")
+
+
+def test_clipping_by_global_norm(dtype):
+    (limit,) = {settings(variant)["max_grad_norm"] for variant in VARIANTS} - {None}
+    opt = optim.optimizer(1.0, name="sgd", max_grad_norm=limit)
+    for (i,), norm in matching(Z, r"out/clip/step(\d+)/norm"):
+        gradient, params = tree(Z, f"in/grad{i}"), tree(Z, "param")
+        assert_close(optax.global_norm(gradient), norm, dtype)
+        clipped = jax.tree.map(jnp.negative, opt.update(gradient, opt.init(params), params)[0])
+        expected = tree(Z, f"out/clip/step{i}")
+        del expected["norm"]
+        assert_close(clipped, expected, dtype, "clipped")
