@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import difflib
+import itertools
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -95,7 +96,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 def _given_env(argv: Sequence[str]) -> str | None:
     """The value of --env, which decides the defaults of all other options."""
-    for word, following in zip(argv, [*argv[1:], None], strict=True):
+    for word, following in itertools.pairwise([*argv, None]):
         if word == "--env":
             return following
         if word.startswith("--env="):

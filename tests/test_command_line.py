@@ -1,0 +1,201 @@
+"""The scripts in benchmarks/: options, errors, and a tiny run from end to end."""
+
+import csv
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from PIL import Image
+from safetensors.numpy import load_file
+
+import command_line
+import jmarl
+import plotting
+import presets
+import throughput
+import train
+
+TINY = [
+    "--num-envs",
+    "4",
+    "--rollout-length",
+    "26",
+    "--hidden-sizes",
+    "8",
+    "--num-epochs",
+    "1",
+    "--num-minibatches",
+    "1",
+]
+
+
+def parse(line):
+    return command_line.parse(line.split(), train._options, script="train.py", does="Trains {algorithm} on {env}.")
+
+
+def refused(capsys, *words):
+    """What the user reads: exit code 2, and no traceback."""
+    with pytest.raises(SystemExit) as error:
+        train.main(words)
+    assert error.value.code == 2
+    text = capsys.readouterr().err
+    assert "Traceback" not in text
+    return " ".join(text.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("line", ["", "--help", "ippo --env CartPole-v1 -h"])
+def test_help_names_every_field_of_the_config(line, capsys):
+    with pytest.raises(SystemExit) as error:
+        parse(line)
+    assert error.value.code == 0
+    text = capsys.readouterr().out
+    for field in dataclasses.fields(jmarl.PPOConfig):
+        assert f"--{field.name.replace('_', '-')}" in text
+    assert "discount of future rewards" in text
+
+
+def test_options_have_flat_names_and_types():
+    algorithm, options, config = parse(
+        "mappo --seeds 8 --total-steps 2e6 --learning-rate 1e-3 --recurrent --hidden-sizes 32 16"
+        " --target-kl 0.02 --recurrent-length none --env-kwargs num_agents=4"
+    )
+    assert (algorithm, options.seeds, options.total_steps, options.env_kwargs) == (
+        "mappo",
+        8,
+        2_000_000,
+        ("num_agents=4",),
+    )
+    assert (config.learning_rate, config.recurrent, config.hidden_sizes) == (1e-3, True, (32, 16))
+    assert (config.target_kl, config.recurrent_length) == (0.02, None)
+
+
+def test_the_environment_decides_the_defaults():
+    spread, cartpole = parse("mappo")[2], parse("ippo --env CartPole-v1")[2]
+    assert (spread.gamma, cartpole.gamma) == (0.85, 0.99)
+    assert parse("ippo --env=MPE_simple_tag_v3")[2].sharing == "per_group"
+
+
+@pytest.mark.parametrize(
+    "env", ["MPE_simple_spread_v3", "HeuristicEnemySMAX", "overcooked", "hanabi", "ant_4x2", "Pendulum-v1", "jaxnav"]
+)
+@pytest.mark.parametrize("algorithm", sorted(command_line.ALGORITHMS))
+def test_command_line_defaults_are_the_preset(algorithm, env):
+    preset = presets.for_environment(algorithm, env)
+    _, options, config = parse(f"{algorithm} --env {env}")
+    assert config == preset.config
+    assert command_line.key_values(options.env_kwargs) == preset.env_kwargs
+    assert preset.num_envs * preset.rollout_length % config.num_minibatches == 0
+
+
+def test_unknown_option_names_the_nearest(capsys):
+    assert "--learning-rate" in refused(capsys, "mappo", "--learning-rat", "1e-3")
+
+
+def test_unknown_algorithm_names_the_nearest(capsys):
+    assert refused(capsys, "mapo") == "error: no algorithm is called 'mapo': did you mean mappo?"
+
+
+def test_missing_algorithm_is_asked_for(capsys):
+    assert "name an algorithm before --env" in refused(capsys, "--env", "MPE_simple_spread_v3")
+
+
+def test_unknown_environment_names_the_nearest(capsys):
+    assert "did you mean 'MPE_simple_spread_v3'" in refused(capsys, "mappo", "--env", "MPE_simple_spred_v3")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--env-kwargs", "num_agents"), "KEY=VALUE"),
+        (("--env-kwargs", "num_agent=4"), "num_agents"),
+        (("--total-steps", "1.5"), "1.5 is not a whole number"),
+        (("--num-envs", "0"), "num_envs=0 must be at least 1"),
+        (("--num-minibatches", "7"), "num_minibatches=7 must divide"),
+        (("--recurrent", "--recurrent-length", "9"), "recurrent_length=9 must divide"),
+        (("--activation", "rely"), "activation='rely'"),
+        (("--action-distribution", "gaussian"), "discrete"),
+        (("--seeds", "0"), "num_seeds=0 must be at least 1"),
+    ],
+)
+def test_bad_values_are_refused_in_one_sentence_and_leave_no_folder(words, sentence, tmp_path, capsys):
+    assert sentence in refused(capsys, "mappo", *words, "--run-dir", str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_tiny_run_leaves_everything_behind(tmp_path, capsys):
+    folder = tmp_path / "run"
+    words = ["mappo", *TINY, "--seeds", "2", "--total-steps", "208", "--eval-episodes", "2", "--run-dir", str(folder)]
+    assert train.main(words) == folder
+    assert {path.name for path in folder.iterdir()} == {
+        *("config.json", "metrics.csv", "metrics.json", "learning_curve.png", "trained.gif", "params.safetensors")
+    }
+    config = json.loads((folder / "config.json").read_text())
+    assert config["command"].endswith(f"mappo {' '.join(words[1:])}")
+    assert (config["seeds"], config["config"]["hidden_sizes"], config["config"]["num_updates"]) == (2, [8], 2)
+
+    env_steps, metrics = plotting.load_metrics(folder)
+    assert env_steps.tolist() == [104, 208] and metrics["train/return_sum"].shape == (2, 2)
+    assert np.isnan(metrics["eval/return_sum"][:, 0]).all() and np.isfinite(metrics["eval/return_sum"][:, 1]).all()
+    with (folder / "metrics.csv").open(newline="") as file:
+        table = list(csv.DictReader(file))
+    written = np.array([float(row["train/return_sum"]) for row in table]).reshape(2, 2)
+    np.testing.assert_allclose(written.T, metrics["train/return_sum"], rtol=1e-6)
+
+    assert Image.open(folder / "trained.gif").n_frames == 27  # 26 steps
+    assert Image.open(folder / "learning_curve.png").size[0] > 600
+    params = load_file(folder / "params.safetensors")
+    assert all(name.startswith(("actor/", "critic/")) and len(leaf) == 2 for name, leaf in params.items())
+    out = capsys.readouterr().out
+    assert "eval/return_sum" in out and str(folder) in out
+
+    before = (folder / "metrics.csv").read_bytes()
+    assert "exists already" in refused(capsys, *words)
+    assert (folder / "metrics.csv").read_bytes() == before
+
+
+def test_two_runs_without_a_name_get_two_folders(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folders = [jmarl.logging.run_folder(train._new_folder("mappo", "humanoid_9|8")) for _ in range(3)]
+    assert len(set(folders)) == 3
+
+
+def test_interval_is_students():
+    values = np.array([[1.0, 5.0, np.nan], [2.0, 7.0, 3.0], [6.0, np.nan, np.nan]])
+    mean, low, high = plotting.mean_and_interval(values)
+    np.testing.assert_allclose(mean, [3.0, 6.0, 3.0])
+    # t(0.975, 2) = 4.302653, s = sqrt(7), n = 3; t(0.975, 1) = 12.706205, s = sqrt(2), n = 2.
+    np.testing.assert_allclose(high - mean, [4.302653 * np.sqrt(7 / 3), 12.706205, np.nan], rtol=1e-6)
+    np.testing.assert_allclose(mean - low, high - mean)
+
+
+def test_curves_of_two_runs_share_a_figure(tmp_path):
+    for name in ("one", "two"):
+        sink = jmarl.logging.json_file(jmarl.logging.run_folder(tmp_path / name) / "metrics.json", every_s=0.0)
+        sink.write(100, 1.0, {"train/return_sum": np.array([1.0, 2.0])})
+        sink.write(200, 2.0, {"train/return_sum": np.array([np.nan, 3.0])})
+    out = plotting.plot_curves([tmp_path / "one", tmp_path / "two"], tmp_path / "both.png", labels=["1", "2"])
+    assert Image.open(out).size[0] > 600
+
+
+def test_random_actions_are_legal_and_cover_what_is_legal():
+    spec = jmarl.envs.matrix_game(jnp.zeros((3, 3))).spec
+    obs = jmarl.types.zero_observation(spec, (500,))
+    legal = jnp.broadcast_to(jnp.array([[True, False, True], [False, True, False]]), obs.action_mask.shape)
+    act = throughput.random_learner(spec).act
+    action, _, _ = act((), (), obs.replace(action_mask=legal), jnp.zeros(500, bool), jax.random.key(0))
+    assert set(np.unique(action[:, 0])) == {0, 2} and set(np.unique(action[:, 1])) == {1}
+
+
+def test_throughput_reports_parts_that_add_up(tmp_path, capsys):
+    out = tmp_path / "speed.json"
+    words = ["mappo", *TINY[4:], "--num-envs", "2", "--rollout-length", "4", "--seeds", "1", "2", "--out", str(out)]
+    throughput.main([*words, "--repeats", "1", "--seconds", "0.01"])
+    rows = json.loads(out.read_text())["rows"]
+    assert [(row["num_envs"], row["num_seeds"]) for row in rows] == [(2, 1), (2, 2)]
+    for row in rows:
+        assert row["step"]["steps_per_s"] > 0 and row["memory_mib"] > 0
+        assert sum(row["share"].values()) == pytest.approx(1)
+    assert "steps/s" in capsys.readouterr().out

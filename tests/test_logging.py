@@ -1,0 +1,133 @@
+"""Sinks: what a run writes reads back, also when it is cut off."""
+
+import csv
+import json
+import os
+import sys
+
+import numpy as np
+import pytest
+
+from jmarl import logging
+
+INFO = {"num_seeds": 2, "num_steps": 4, "env_steps_per_step": 100, "total_env_steps": 400}
+
+
+def rows(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def strict_json(path):
+    """JSON that any other language reads, too: Python alone would accept NaN."""
+    return json.loads(path.read_text(), parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+
+
+def write_three_times(sink):
+    sink.start(INFO)
+    sink.write(100, 1.0, {"train/return_sum": np.array([np.nan, -2.5], np.float32)})
+    sink.write(200, 2.0, {"train/return_sum": np.array([-1.0, -2.0]), "eval/return_sum": np.array([7.0, 8.0])})
+    sink.write(300, 3.0, {"train/return_sum": np.array([-0.5, -1.5])})
+
+
+def test_csv_of_a_killed_run_reads_back(tmp_path):
+    write_three_times(logging.csv_file(tmp_path / "metrics.csv"))  # never closed
+    table = rows(tmp_path / "metrics.csv")
+    assert [(r["env_steps"], r["seed"]) for r in table] == [(s, i) for s in ("100", "200", "300") for i in "01"]
+    assert [r["train/return_sum"] for r in table] == ["", "-2.5", "-1.0", "-2.0", "-0.5", "-1.5"]
+
+
+def test_csv_keeps_metrics_that_appear_late(tmp_path):
+    write_three_times(logging.csv_file(tmp_path / "metrics.csv"))
+    assert [r["eval/return_sum"] for r in rows(tmp_path / "metrics.csv")] == ["", "", "7.0", "8.0", "", ""]
+
+
+def test_json_has_one_series_per_seed(tmp_path):
+    sink = logging.json_file(tmp_path / "metrics.json")
+    write_three_times(sink)
+    sink.close()
+    assert strict_json(tmp_path / "metrics.json") == {
+        "env_steps": [100, 200, 300],
+        "wall_s": [1.0, 2.0, 3.0],
+        "metrics": {
+            "train/return_sum": [[None, -1.0, -0.5], [-2.5, -2.0, -1.5]],
+            "eval/return_sum": [[None, 7.0, None], [None, 8.0, None]],
+        },
+    }
+
+
+def test_json_of_a_killed_run_is_complete(tmp_path):
+    write_three_times(logging.json_file(tmp_path / "metrics.json", every_s=0.0))  # never closed
+    assert strict_json(tmp_path / "metrics.json")["env_steps"] == [100, 200, 300]
+
+
+def test_json_killed_while_writing_keeps_the_file_before(tmp_path, monkeypatch):
+    sink = logging.json_file(tmp_path / "metrics.json", every_s=0.0)
+    sink.start(INFO)
+    sink.write(100, 1.0, {"x": np.array([1.0, 2.0])})
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        sink.write(200, 2.0, {"x": np.array([3.0, 4.0])})
+    assert strict_json(tmp_path / "metrics.json")["env_steps"] == [100]
+
+
+def test_infinite_losses_stay_valid_json(tmp_path):
+    sink = logging.json_file(tmp_path / "metrics.json", every_s=0.0)
+    sink.start(INFO)
+    sink.write(100, 1.0, {"loss/total": np.array([np.inf, 1.0])})
+    assert strict_json(tmp_path / "metrics.json")["metrics"]["loss/total"] == [[None], [1.0]]
+
+
+@pytest.mark.parametrize("make", [logging.csv_file, logging.json_file])
+def test_a_file_that_exists_is_refused(tmp_path, make):
+    (tmp_path / "metrics").write_text("precious")
+    with pytest.raises(FileExistsError, match="exists already: give another path"):
+        make(tmp_path / "metrics")
+    assert (tmp_path / "metrics").read_text() == "precious"
+
+
+def test_a_run_folder_that_exists_is_refused(tmp_path):
+    folder = logging.run_folder(tmp_path / "runs" / "first")
+    assert folder.is_dir()
+    with pytest.raises(FileExistsError, match="first exists already: give the run another folder"):
+        logging.run_folder(folder)
+
+
+def test_terminal_prints_plain_lines_into_a_pipe(capsys):
+    sink = logging.terminal(every_s=0.0)
+    sink.start(INFO)
+    sink.write(100, 9.0, {"train/return_sum": np.array([np.nan, np.nan])})
+    sink.write(200, 10.0, {"train/return_sum": np.array([np.nan, -2.0])})
+    sink.write(400, 11.0, {"train/return_sum": np.array([np.nan, np.nan])})
+    sink.close()
+    start, first, second, last = capsys.readouterr().out.splitlines()
+    assert start == "training 2 seeds for 400 environment steps each; compiling"
+    assert first == " 25 %  100 steps  0:00:09 gone"  # most of it is compilation: no speed yet, and no episode ended
+    assert second == " 50 %  200 steps  200 steps/s  return_sum -2.00  0:00:10 gone  0:00:02 left"
+    assert last == "100 %  400 steps  300 steps/s  return_sum -2.00  0:00:11 gone  0:00:00 left"
+
+
+def test_terminal_draws_a_bar_on_a_screen(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    sink = logging.terminal()
+    write_three_times(sink)
+    sink.close()
+    assert "return_sum -1.00" in capsys.readouterr().out
+
+
+def test_terminal_without_rich_names_the_way_out(monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setitem(sys.modules, "rich", None)
+    with pytest.raises(ImportError, match=r'pip install "jmarl\[bench\]"'):
+        logging.terminal()
+
+
+def test_system_facts_are_json_and_name_versions():
+    facts = json.loads(json.dumps(logging.system_facts()))
+    assert set(facts["versions"]) >= {"jmarl", "jax", "jaxmarl", "flax", "optax"} and all(facts["versions"].values())
+    assert facts["platform"] in ("cpu", "gpu", "tpu") and facts["num_cores"] >= 1
