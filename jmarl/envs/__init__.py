@@ -24,7 +24,7 @@
 (4, 2, 2)
 """
 
-from typing import Any, Literal
+from typing import Any
 
 from jmarl.envs import gymnax_adapter, jaxmarl_adapter
 from jmarl.envs.checks import check_env
@@ -39,7 +39,7 @@ def make(
     name: str,
     *,
     agent_ids: bool = False,
-    time_limit: Literal["truncated", "terminal"] = "truncated",
+    time_limit: str = "truncated",
     flatten: bool = False,
     **options: Any,
 ) -> Env:

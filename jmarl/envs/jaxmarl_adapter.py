@@ -238,6 +238,9 @@ def agent_dicts(name: str, options: dict[str, Any]) -> AgentDicts:
 
 def _resolve_names(name: str, options: dict[str, Any]) -> None:
     """Maps and layouts given by name, in place."""
+    kinds = ["Discrete", "Continuous"]  # SMAX writes them in lower case, and says so itself
+    if name.startswith("MPE") and options.get("action_type", "Discrete") not in kinds:
+        raise unknown(f"action_type of {name}", options["action_type"], kinds, ValueError)
     if "map_name" in options:
         from jaxmarl.environments.smax.smax_env import MAP_NAME_TO_SCENARIO
 
