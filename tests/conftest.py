@@ -20,19 +20,29 @@ settings.register_profile("jmarl", deadline=None, max_examples=20)
 settings.load_profile("jmarl")
 
 
-@pytest.fixture(params=["float32", "float64"])
+def pytest_generate_tests(metafunc):
+    """`dtype`: single precision, then double. `maybe_jit`: compiled, then op by op, where one precision is enough."""
+    arguments = [name for name in ("dtype", "maybe_jit") if name in metafunc.fixturenames]
+    if arguments:
+        cases = [{"dtype": "float32", "maybe_jit": "jit"}]
+        cases += [{"dtype": "float64", "maybe_jit": "jit"}] if "dtype" in arguments else []
+        cases += [{"dtype": "float64", "maybe_jit": "eager"}] if "maybe_jit" in arguments else []
+        metafunc.parametrize(arguments, [[case[name] for name in arguments] for case in cases], indirect=True)
+
+
+@pytest.fixture
 def dtype(request):
-    """Run a test in single precision, then in double: floats made inside it have this dtype by default."""
+    """The test runs in this precision: floats made inside it have this dtype by default."""
     enable_x64 = getattr(jax, "enable_x64", None)
-    if enable_x64 is None:  # jax < 0.8
+    if enable_x64 is None:  # before jax 0.8
         from jax.experimental import enable_x64
     with enable_x64(request.param == "float64"):
         yield request.param
 
 
-@pytest.fixture(params=["jit", "eager"])
+@pytest.fixture
 def maybe_jit(request):
-    """Run a test with `maybe_jit(f)` compiled, then op by op."""
+    """`maybe_jit(f)` is `jax.jit(f)`, or f itself in a test that runs op by op."""
     if request.param == "jit":
         yield jax.jit
     else:
