@@ -217,8 +217,7 @@ class TanhNormal:
             return -self.sample_and_log_prob(seed=seed)[1]
         nodes, weights = np.polynomial.hermite_e.hermegauss(_QUADRATURE_NODES)
         z = self.mean + jnp.exp(self.log_std) * jnp.asarray(nodes, self.mean.dtype).reshape(-1, *[1] * self.mean.ndim)
-        weights = jnp.asarray(weights / weights.sum(), self.mean.dtype)
-        return -jnp.tensordot(weights, self.log_prob_of_z(z), axes=1)
+        return -jnp.tensordot(jnp.asarray(weights / weights.sum(), self.mean.dtype), self.log_prob_of_z(z), axes=1)
 
     def mode(self) -> Float[Array, "*batch A"]:
         """The action of μ: the usual greedy action, though not where the density is highest."""
