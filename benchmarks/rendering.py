@@ -75,6 +75,8 @@ def _without_keys(tree: Any) -> Any:
 
 
 def _renderer(unwrapped: Any) -> Any:
+    if not type(unwrapped).__module__.startswith("jaxmarl"):
+        return None
     from jaxmarl.environments.mpe.simple import SimpleMPE
     from jaxmarl.environments.overcooked.overcooked import Overcooked
     from jaxmarl.environments.smax.heuristic_enemy_smax_env import EnemySMAX
