@@ -216,7 +216,7 @@ def _is_leaf(cfg: Any, field: str) -> bool:
 
 
 class Evaluation(NamedTuple):
-    """When and how much `run` evaluates: `num_episodes` greedy episodes per seed, every `every` chunks and at the end."""
+    """How `run` evaluates: `num_episodes` greedy episodes per seed, every `every` chunks and at the end."""
 
     num_episodes: int = 32
     every: int = 10

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
@@ -15,7 +16,7 @@ Params = Any  # a pytree of arrays
 Carry = Any  # what a recurrent network remembers; () for feed-forward ones
 Action = Array  # [.., N] int32, or [.., N, A] float32
 Metrics = dict[str, Array]
-Numeric = float | int | Array  # a number, or a tracer that stands for one
+Numeric = float | int | Array | np.ndarray | np.number  # a number, or a tracer that stands for one
 
 
 def static(default: Any) -> Any:

@@ -35,8 +35,8 @@ from jmarl.types import (
     Network,
     Numeric,
     Params,
-    Trajectory,
     TrainState,
+    Trajectory,
     static,
 )
 
@@ -231,9 +231,7 @@ def ippo(spec: EnvSpec, cfg: PPOConfig, nets: Nets | None = None) -> Learner:
         loss = lambda params: ppo_loss(params, batch, nets=nets, cfg=cfg.replace(ent_coef=ent_coef(state.step)))  # noqa: E731
         grads, metrics = jax.grad(loss, has_aux=True)(state.params)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        new = state.replace(
-            params=optax.apply_updates(state.params, updates), opt_state=opt_state, step=state.step + 1
-        )
+        new = state.replace(params=optax.apply_updates(state.params, updates), opt_state=opt_state, step=state.step + 1)
         if cfg.target_kl is not None:
             stopped = stopped | (metrics["policy/approx_kl"] > cfg.target_kl)
             new = jax.tree.map(lambda old, new: jnp.where(stopped, old, new), state, new)
@@ -307,6 +305,10 @@ def _per_optimiser_step(cfg: PPOConfig, name: str, kind: str, start: Numeric, en
         raise ValueError(
             f"{name}_schedule={kind!r} needs num_updates, the iterations until its end: set it in the config, or "
             f"let make_train or run fill it in."
+        )
+    if kind == "exponential" and not isinstance(end, Array) and end <= 0:
+        raise ValueError(
+            f"{name}_end={end} must be positive for an exponential schedule: it is the floor at which it ends."
         )
     total = 1 if cfg.num_updates is None else cfg.num_updates * cfg.num_epochs * cfg.num_minibatches
     return optim.schedule(kind, start, end, total)

@@ -1,9 +1,10 @@
 """Networks: torsos, recurrent cells, parameter sharing, and heads that turn outputs into distributions."""
 
 from jmarl.networks import actor_critic, heads
+from jmarl.networks.initializers import INITIALIZERS, orthogonal
 from jmarl.networks.recurrent import CELLS, GRU, LSTM, gru_scan
 from jmarl.networks.sharing import SHARING, network, per_agent, per_group, share, shared
-from jmarl.networks.torsos import ACTIVATIONS, CNN, INITIALIZERS, MLP, Model, Output
+from jmarl.networks.torsos import ACTIVATIONS, CNN, MLP, Model, Output
 
 __all__ = [
     "ACTIVATIONS",
@@ -13,13 +14,14 @@ __all__ = [
     "INITIALIZERS",
     "LSTM",
     "MLP",
+    "SHARING",
     "Model",
     "Output",
-    "SHARING",
     "actor_critic",
     "gru_scan",
     "heads",
     "network",
+    "orthogonal",
     "per_agent",
     "per_group",
     "share",

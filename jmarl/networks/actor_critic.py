@@ -52,7 +52,9 @@ def policy(spec: EnvSpec, head: Build, name: str) -> tuple[Callable[[int], nn.Mo
     if name == "auto":
         name = "categorical" if spec.is_discrete else "gaussian"
     if spec.is_discrete != (name == "categorical"):
-        kind, fitting = ("discrete", "'categorical'") if spec.is_discrete else ("continuous", "'gaussian', 'tanh_normal'")
+        kind, fitting = (
+            ("discrete", "'categorical'") if spec.is_discrete else ("continuous", "'gaussian', 'tanh_normal'")
+        )
         raise ValueError(
             f"action_distribution={name!r} does not fit the {kind} actions of {spec.name}: choose {fitting} or 'auto'."
         )

@@ -8,9 +8,10 @@ of the GRU forms the weight gradient in one product after its scan instead of ad
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from flax.linen.initializers import lecun_normal, orthogonal, zeros_init
+from flax.linen.initializers import lecun_normal, zeros_init
 from jaxtyping import Array, Bool, Float
 
+from jmarl.networks.initializers import orthogonal
 from jmarl.types import Carry
 
 

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jmarl.networks.recurrent import CELLS
-from jmarl.networks.torsos import Model
 from jmarl.types import Network
 
 SHARING = ("shared", "per_agent", "per_group")

@@ -2,22 +2,18 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from flax.linen import initializers
 from jaxtyping import Array, Float
 
+from jmarl.networks.initializers import INITIALIZERS
 from jmarl.networks.recurrent import CELLS
 from jmarl.types import Carry
 
 ACTIVATIONS = {"tanh": jnp.tanh, "relu": nn.relu, "elu": nn.elu, "gelu": nn.gelu, "silu": nn.silu}
-INITIALIZERS = {
-    "orthogonal": initializers.orthogonal,
-    "lecun": lambda scale: initializers.variance_scaling(scale**2, "fan_in", "truncated_normal"),
-    "xavier": lambda scale: initializers.variance_scaling(scale**2, "fan_avg", "uniform"),
-}
 
 
 class MLP(nn.Module):
@@ -107,7 +103,7 @@ class Model(nn.Module):
     is_image: bool = False
 
     @nn.compact
-    def __call__(self, carry: Carry, x: Array, first: Array) -> tuple[Carry, Array | tuple[Array, ...]]:
+    def __call__(self, carry: Carry, x: Array, first: Array) -> tuple[Carry, Any]:
         if self.is_image:
             x = CNN()(x)
         x = MLP(self.hidden_sizes, self.activation, self.layer_norm, self.kernel_init, name="torso")(x)

@@ -1,0 +1,307 @@
+"""PPO's mechanics: what acting recorded, masks, schedules, stops, optimisers; and that it solves games with known answers."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jmarl
+from jmarl import envs, evaluation, training
+from jmarl.learners import ppo
+from jmarl.types import EnvSpec, Observation, Trajectory
+
+SMALL = jmarl.PPOConfig(hidden_sizes=(16,), cell_size=8, num_epochs=2, num_minibatches=2, learning_rate=1e-2)
+PAYOFF = [[8.0, -12.0, -12.0], [-12.0, 0.0, 0.0], [-12.0, 0.0, 6.0]]
+
+
+def collect(env, cfg, *, num_envs=4, length=8, algorithm=jmarl.ippo, seed=0):
+    learner = algorithm(env.spec, cfg)
+
+    def first_rollout(key):
+        run = training.start(env, learner, key, num_envs=num_envs)
+        return training.rollout(env, learner, run, length=length)
+
+    run, batch, _ = jax.jit(first_rollout)(jax.random.key(seed))
+    return learner._replace(update=jax.jit(learner.update)), run, batch
+
+
+def rng_observation(spec, key, batch_shape, alive=None):
+    keys = jax.random.split(key, 2)
+    n = spec.num_agents
+    return Observation(
+        agents=jax.random.normal(keys[0], (*batch_shape, n, *spec.obs_shape)),
+        state=jax.random.normal(keys[1], (*batch_shape, *spec.state_shape)),
+        action_mask=jnp.ones((*batch_shape, n, spec.num_actions), bool) if spec.is_discrete else None,
+        agent_mask=jnp.ones((*batch_shape, n), bool) if alive is None else alive,
+    )
+
+
+SPECS = {
+    "discrete": EnvSpec("d", ("a", "b"), (5,), (7,), num_actions=3, obs_sizes=(5, 4), action_sizes=(3, 2)),
+    "continuous": EnvSpec(
+        "c",
+        ("a", "b"),
+        (5,),
+        (7,),
+        action_size=2,
+        action_low=((0.0, -1.0),) * 2,
+        action_high=((1.0, 3.0),) * 2,
+        obs_sizes=(5, 5),
+        action_sizes=(2, 1),
+    ),
+}
+
+
+def made_up_targets(learner, spec, key, length=3, batch=6):
+    """A `Trajectory` for `ppo_loss`, with random contents and one agent dead in some rows."""
+    keys = jax.random.split(key, 6)
+    shape = (length, batch, spec.num_agents)
+    alive = jax.random.bernoulli(keys[0], 0.7, shape)
+    obs = rng_observation(spec, keys[1], (length, batch), alive)
+    state = learner.init(keys[2])
+    rows = lambda x: x.reshape(-1, *x.shape[2:])  # noqa: E731
+    flat = jax.tree.map(rows, obs)
+    carry = learner.init_carry((length * batch,))
+    action, _, memory = learner.act(state, carry, flat, jnp.zeros(length * batch, bool), keys[3])
+    unflat = lambda x: x.reshape(length, batch, *x.shape[1:])  # noqa: E731
+    targets = ppo.Targets(
+        log_prob=unflat(memory.log_prob) + 0.1 * jax.random.normal(keys[4], shape),
+        value=unflat(memory.value),
+        advantage=jax.random.normal(keys[4], shape),
+        target=jax.random.normal(keys[5], shape),
+    )
+    steps = jmarl.types.Transition(
+        obs=obs,
+        first=jnp.zeros((length, batch), bool),
+        action=unflat(action),
+        reward=jnp.zeros(shape),
+        terminated=jnp.zeros(shape, bool),
+        last=jnp.zeros((length, batch), bool),
+        extras=targets,
+    )
+    return state, Trajectory(steps=steps, carry=learner.init_carry((batch,)))
+
+
+CONFIGS = {
+    "mlp": {},
+    "gru": {"recurrent": True},
+    "lstm": {"recurrent": True, "cell": "lstm"},
+    "per_agent": {"sharing": "per_agent"},
+    "per_group": {"sharing": "per_group", "recurrent": True},
+    "state": {"critic_view": "state"},
+    "state_id": {"critic_view": "state_id", "sharing": "per_agent"},
+    "state_obs": {"critic_view": "state_obs"},
+    "torso": {"shared_torso": True, "recurrent": True, "head_sizes": (8,)},
+}
+
+
+@pytest.mark.parametrize("options", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize("kind", SPECS)
+def test_every_parameter_has_a_gradient_and_dead_agents_have_no_say(kind, options):
+    spec, cfg = SPECS[kind], SMALL.replace(**options)
+    learner, nets = jmarl.ippo(spec, cfg), ppo.default_nets(spec, cfg)
+    state, batch = jax.jit(lambda key: made_up_targets(learner, spec, key))(jax.random.key(0))
+    # Perturbed, since policies start almost uniform: the output layer's kernel is close to zero.
+    params = jax.tree.map(lambda p: p + 0.1 * jnp.cos(jnp.arange(p.size, dtype=p.dtype)).reshape(p.shape), state.params)
+    grad = jax.jit(jax.value_and_grad(lambda p, b: ppo.ppo_loss(p, b, nets=nets, cfg=cfg)[0]))
+    loss, grads = grad(params, batch)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(grads):
+        assert np.all(np.isfinite(leaf)) and np.abs(leaf).max() > 0, jax.tree_util.keystr(path)
+
+    # Whatever a dead agent saw, did or was promised changes nothing. (Its view is no other agent's input here.)
+    dead = ~batch.steps.obs.agent_mask
+    if options.get("critic_view") == "state_obs" or not cfg.recurrent:
+        spoil = lambda x: jnp.where(dead.reshape(dead.shape + (1,) * (x.ndim - 3)), x * 3 + 1, x)  # noqa: E731
+        steps = batch.steps
+        other = steps.replace(
+            obs=steps.obs.replace(agents=spoil(steps.obs.agents)),
+            extras=jax.tree.map(spoil, steps.extras),
+            action=jnp.where(dead, 0, steps.action) if spec.is_discrete else spoil(steps.action),
+        )
+        other_loss, other_grads = grad(params, batch.replace(steps=other))
+        np.testing.assert_allclose(loss, other_loss, rtol=1e-6)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), grads, other_grads)
+
+
+def test_nobody_alive_gives_no_loss_and_no_gradient():
+    spec, cfg = SPECS["discrete"], SMALL
+    learner, nets = jmarl.ippo(spec, cfg), ppo.default_nets(spec, cfg)
+    state, batch = made_up_targets(learner, spec, jax.random.key(0))
+    obs = batch.steps.obs.replace(agent_mask=jnp.zeros_like(batch.steps.obs.agent_mask))
+    batch = batch.replace(steps=batch.steps.replace(obs=obs))
+    loss, grads = jax.value_and_grad(lambda p: ppo.ppo_loss(p, batch, nets=nets, cfg=cfg)[0])(state.params)
+    assert loss == 0
+    assert all(np.all(np.asarray(g) == 0) for g in jax.tree.leaves(grads))
+
+
+def test_padded_action_dimensions_do_not_matter():
+    spec = SPECS["continuous"]  # the second agent has one dimension, padded to two
+    nets = ppo.default_nets(spec, SMALL)
+    shape = (2, 2)
+    one, other = ((jnp.full(shape, x), jnp.full(shape, y)) for x, y in ((0.3, 0.1), (0.7, 0.4)))
+    mixed = jax.tree.map(lambda a, b: a.at[1, 1].set(b[1, 1]), one, other)
+    action = jnp.array([[0.5, 0.5], [0.5, 2.0]])
+    for f in (lambda pi: pi.log_prob(action), lambda pi: pi.entropy(), lambda pi: pi.mode()):
+        np.testing.assert_array_equal(f(nets.distribution(one, None)), f(nets.distribution(mixed, None)))
+
+
+@pytest.mark.parametrize("options", [{}, {"recurrent": True}, {"shared_torso": True, "recurrent": True}], ids=str)
+def test_unrolling_the_rollout_gives_what_acting_recorded(options):
+    """PPO's ratio is 1 before the first update, with episode ends inside the rollout."""
+    env, cfg = envs.matrix_game(PAYOFF, num_steps=3), SMALL.replace(**options)
+    _, run, batch = collect(env, cfg)
+    assert batch.steps.last[:-1].any()
+    nets = ppo.default_nets(env.spec, cfg)
+    carry, (policy, value) = nets.model.apply(run.learner.params, batch.carry, batch.steps.obs, batch.steps.first)
+    pi = nets.distribution(policy, batch.steps.obs.action_mask)
+    np.testing.assert_allclose(pi.log_prob(batch.steps.action), batch.steps.extras.log_prob, atol=1e-5)
+    np.testing.assert_allclose(value, batch.steps.extras.value, atol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), carry, run.carry)
+
+
+def test_first_minibatch_of_sequences_has_ratio_one():
+    """Sequences cut out of the middle of a rollout start from the carry that acting had there."""
+    env = envs.matrix_game(PAYOFF, num_steps=3)
+    cfg = SMALL.replace(recurrent=True, recurrent_length=4, num_epochs=1, num_minibatches=1, gae_lambda=0.9)
+    learner, run, batch = collect(env, cfg)
+    _, metrics = learner.update(run.learner, batch, jax.random.key(1))
+    assert abs(metrics["policy/approx_kl"]) < 1e-6
+    assert metrics["policy/clip_fraction"] == 0
+
+
+def test_time_limits_bootstrap_and_terminations_do_not():
+    """A constant reward 1, cut after k steps: with bootstrap V = 1 / (1 - γ), as a termination it is a finite sum."""
+    gamma, k = 0.5, 2
+    values = {}
+    for time_limit in ("truncated", "terminal"):
+        env = envs.probe("time_limit", num_steps=k)
+        if time_limit == "terminal":
+            env = env._replace(step=terminal(env.step))
+        cfg = SMALL.replace(gamma=gamma, normalize_advantage="none", learning_rate=5e-2)
+        loop = jmarl.on_policy(env, jmarl.ippo, num_envs=4, rollout_length=4)
+        run, _ = jax.jit(jmarl.make_train(loop, 60))(jax.random.key(0), cfg)
+        learner = jmarl.ippo(env.spec, cfg)
+        _, _, memory = learner.act(run.learner, run.carry, run.obs, run.first, jax.random.key(0))
+        values[time_limit] = float(memory.value.mean())
+    assert values["truncated"] == pytest.approx(1 / (1 - gamma), abs=0.05)
+    assert 1 < values["terminal"] < 1.6  # between 1 (last step) and 1 + γ (first)
+
+
+def terminal(step):
+    """Counts time limits as terminations."""
+
+    def changed(state, action, key):
+        state, obs, outcome = step(state, action, key)
+        return state, obs, outcome.replace(terminated=jnp.broadcast_to(outcome.last, outcome.terminated.shape))
+
+    return changed
+
+
+@pytest.mark.parametrize("algorithm", [jmarl.ippo, jmarl.mappo])
+def test_finds_the_best_joint_action_of_a_coordination_game(algorithm):
+    env = envs.matrix_game([[1.0, 0.0], [0.0, 2.0]])
+    loop = jmarl.on_policy(env, algorithm, num_envs=16, rollout_length=8)
+    run, _ = jax.jit(jmarl.make_train(loop, 40))(jax.random.key(0), SMALL)
+    metrics = evaluation.evaluate(env, algorithm(env.spec, SMALL), run.learner, jax.random.key(1), num_episodes=4)
+    assert metrics["eval/return_mean"] == 2.0
+
+
+@pytest.mark.parametrize("recurrent", [True, False])
+def test_only_a_recurrent_policy_remembers_the_cue(recurrent):
+    env = envs.probe("memory", num_agents=2, num_steps=3)
+    cfg = SMALL.replace(recurrent=recurrent, num_minibatches=1, num_epochs=4, learning_rate=2e-2)
+    loop = jmarl.on_policy(env, jmarl.ippo, num_envs=32, rollout_length=12)
+    run, _ = jax.jit(jmarl.make_train(loop, 40))(jax.random.key(0), cfg)
+    metrics = evaluation.evaluate(env, jmarl.ippo(env.spec, cfg), run.learner, jax.random.key(1), num_episodes=64)
+    if recurrent:
+        assert metrics["eval/return_mean"] == 1.0
+    else:
+        assert abs(metrics["eval/return_mean"]) < 0.5  # a guess
+
+
+@pytest.mark.parametrize("name", ["gaussian", "tanh_normal"])
+def test_continuous_policy_finds_the_target(name):
+    env = envs.probe("continuous", num_agents=2)
+    cfg = SMALL.replace(action_distribution=name, ent_coef=0.0, learning_rate=1e-2)
+    loop = jmarl.on_policy(env, jmarl.ippo, num_envs=64, rollout_length=4)
+    run, _ = jax.jit(jmarl.make_train(loop, 60))(jax.random.key(0), cfg)
+    metrics = evaluation.evaluate(env, jmarl.ippo(env.spec, cfg), run.learner, jax.random.key(1), num_episodes=16)
+    assert metrics["eval/return_mean"] > -0.01
+
+
+def test_schedules_end_with_the_run():
+    env = envs.matrix_game(PAYOFF)
+    loop = jmarl.on_policy(env, jmarl.ippo, num_envs=4, rollout_length=4)
+    cfg = SMALL.replace(learning_rate_schedule="linear", learning_rate_end=0.5)
+    _, metrics = jax.jit(jmarl.make_train(loop, 4))(jax.random.key(0), cfg)
+    rate = np.asarray(metrics["learning_rate"]) / 1e-2
+    np.testing.assert_allclose(rate, [0.875, 0.75, 0.625, 0.5], rtol=1e-6)
+
+
+def test_target_kl_stops_the_iteration():
+    env = envs.matrix_game(PAYOFF)
+    learner, run, batch = collect(env, SMALL.replace(target_kl=-1.0))  # exceeded before the first step
+    state, _ = learner.update(run.learner, batch, jax.random.key(0))
+    jax.tree.map(np.testing.assert_array_equal, state.params, run.learner.params)
+    learner, run, batch = collect(env, SMALL.replace(target_kl=1e9))
+    state, _ = learner.update(run.learner, batch, jax.random.key(0))
+    never, _ = jmarl.ippo(env.spec, SMALL).update(run.learner, batch, jax.random.key(0))
+    jax.tree.map(np.testing.assert_array_equal, state.params, never.params)
+
+
+@pytest.mark.parametrize("clip_separately", [False, True])
+def test_the_critic_can_have_a_rate_of_its_own(clip_separately):
+    env = envs.matrix_game(PAYOFF)
+    cfg = SMALL.replace(critic_learning_rate=0.0, clip_separately=clip_separately)
+    learner, run, batch = collect(env, cfg)
+    state, _ = learner.update(run.learner, batch, jax.random.key(0))
+    jax.tree.map(np.testing.assert_array_equal, state.params["critic"], run.learner.params["critic"])
+    assert any(
+        not np.array_equal(a, b)
+        for a, b in zip(*map(jax.tree.leaves, (state.params["actor"], run.learner.params["actor"])), strict=True)
+    )
+
+
+def test_value_normalisation_leaves_advantages_in_units_of_reward():
+    """Scaling rewards by 100 changes neither policy gradient nor what a normalised critic learns."""
+    env = envs.matrix_game(PAYOFF)
+    cfg = SMALL.replace(normalize_value=True, value_norm_beta=0.5)
+    learner, run, batch = collect(env, cfg)
+    state, metrics = learner.update(run.learner, batch, jax.random.key(0))
+    assert np.isfinite(metrics["loss/critic"]) and metrics["loss/critic"] < 10  # on the normalised scale
+    mean = state.extras.mean / state.extras.debias
+    assert abs(mean - batch.steps.reward.mean()) < 2.0
+
+
+BAD = {
+    "normalize_advantage='some' is unknown": {"normalize_advantage": "some"},
+    "activation='tahn' is unknown": {"activation": "tahn"},
+    "sharing='each' is unknown": {"sharing": "each"},
+    "critic_view='all' is unknown": {"critic_view": "all"},
+    "num_epochs=0 must be at least 1": {"num_epochs": 0},
+    "num_minibatches=-1 must be at least 1": {"num_minibatches": -1},
+    "hidden_sizes=\\(0,\\) must hold positive widths": {"hidden_sizes": (0,)},
+    "shared_torso=True needs critic_view='obs'": {"shared_torso": True, "critic_view": "state"},
+    "shared_torso=True has one optimiser": {"shared_torso": True, "clip_separately": True},
+    "action_distribution='gaussian' does not fit the discrete actions": {"action_distribution": "gaussian"},
+    "learning_rate_schedule='linear' needs num_updates": {"learning_rate_schedule": "linear"},
+    "end must be positive|learning_rate_end=0": {"learning_rate_schedule": "exponential", "num_updates": 3},
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_bad_configs_are_refused_in_one_sentence(message):
+    with pytest.raises(ValueError, match=message):
+        jmarl.ippo(SPECS["discrete"], dataclasses.replace(SMALL, **BAD[message]))
+
+
+def test_sequences_that_do_not_divide_are_refused():
+    env = envs.matrix_game(PAYOFF)
+    with pytest.raises(ValueError, match=r"recurrent_length=3 must divide the rollout of 8 steps.*\[1, 2, 4, 8\]"):
+        learner, run, batch = collect(env, SMALL.replace(recurrent=True, recurrent_length=3))
+        learner.update(run.learner, batch, jax.random.key(0))
+    with pytest.raises(ValueError, match="num_minibatches=3 must divide the 4 sequences"):
+        learner, run, batch = collect(env, SMALL.replace(recurrent=True, num_minibatches=3))
+        learner.update(run.learner, batch, jax.random.key(0))
