@@ -1,5 +1,6 @@
 """Small games with known solutions, environments of one's own, and what is said about mistakes."""
 
+import doctest
 import importlib.util
 import subprocess
 import sys
@@ -248,6 +249,12 @@ def test_make_says_what_is_wrong(call, error, message):
     with pytest.raises(error, match=message) as raised:
         envs.make(name, **options)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("module", [envs, envs.checks, envs.games], ids=lambda module: module.__name__)
+def test_examples_in_docstrings_run(module):
+    failed, attempted = doctest.testmod(module)
+    assert attempted and not failed
 
 
 @pytest.mark.parametrize("name", ["ant_4x2", "halfcheetah_6x1", "hopper_3x1", "humanoid_9|8", "walker2d_2x3"])

@@ -65,7 +65,7 @@ def make(
     Example:
       >>> env = make("MPE_simple_spread_v3", num_agents=4)
       >>> env.spec.obs_shape, env.spec.num_actions, env.spec.max_steps
-      ((24,), 5, 26)
+      ((22,), 5, 26)
     """
     if refusal := jaxmarl_adapter.refusal(name):
         raise ValueError(refusal)

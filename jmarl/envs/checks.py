@@ -13,6 +13,13 @@ def check_env(env: Env) -> Env:
     """Raises one clear sentence at the first mistake in an environment; returns it if there is none.
 
     Only shapes and dtypes are traced, nothing runs: an environment that passes can still have wrong rewards.
+
+    Example:
+      >>> from jmarl import envs
+      >>> env = check_env(envs.probe("delayed"))
+      >>> check_env(env._replace(spec=env.spec._replace(obs_shape=(3,))))
+      Traceback (most recent call last):
+      ValueError: delayed: reset returns obs.agents of shape (1, 2); the spec asks for (1, 3).
     """
     spec = env.spec
     _check_spec(spec)

@@ -60,6 +60,12 @@ def probe(kind: str, *, num_agents: int = 1, num_steps: int | None = None) -> En
       kind: one of `PROBES`.
       num_agents: copies.
       num_steps: another episode length than the table's, for "delayed", "memory" and "time_limit".
+
+    Example:
+      >>> env = probe("action", num_agents=2)
+      >>> state, obs = env.reset(jax.random.key(0))
+      >>> env.step(state, jnp.array([0, 1]), jax.random.key(1))[2].reward.tolist()
+      [0.0, 1.0]
     """
     lengths = {"delayed": 2, "memory": 4, "time_limit": 10}
     if kind not in PROBES:
