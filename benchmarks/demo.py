@@ -4,4 +4,4 @@ import train
 
 if __name__ == "__main__":
     print("Four teams of three learn to cover three landmarks. Ctrl-C stops early and keeps what was learnt.")
-    train.main(["mappo", "--env", "MPE_simple_spread_v3", "--seeds", "4", "--total-steps", "5e5"])
+    train.main(["mappo", "--env", "MPE_simple_spread_v3", "--seeds", "4", "--total-steps", "3e5"])
