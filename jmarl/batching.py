@@ -73,8 +73,9 @@ def minibatch_epochs(
         )
     if num_minibatches == 1:
         return jax.lax.scan(lambda state, _: minibatch_step(state, batch), state, length=num_epochs)
-    permute = jax.vmap(lambda k: jax.random.permutation(k, num_sequences))
-    order = permute(jax.random.split(key, num_epochs)).reshape(num_epochs * num_minibatches, -1)
+    # One sort of random words; jax.random.permutation sorts twice, and sorting is slow on a CPU.
+    order = jnp.argsort(jax.random.bits(key, (num_epochs, num_sequences)), axis=-1, stable=False)
+    order = order.reshape(num_epochs * num_minibatches, -1)
 
     def step(state, index):
         minibatch = Trajectory(

@@ -24,15 +24,12 @@ def evaluate(
       state: what it has learnt; not changed.
       key: source of start states and of the environment's chance.
       num_episodes: episodes, all of them counted.
-      max_steps: where episodes have no end of their own; by default `env.spec.max_steps`.
+      max_steps: cuts episodes off, if any is longer; by default they all end.
 
     Returns:
       Means over the episodes: "eval/return_sum" and "eval/return_mean" over agents, "eval/return/NAME" of each
       agent, "eval/episode_length", and the environment's own info, such as "eval/won".
     """
-    max_steps = env.spec.max_steps if max_steps is None else max_steps
-    if max_steps is None:
-        raise ValueError(f"{env.spec.name} does not say how long its episodes are: pass max_steps to evaluate.")
     if num_episodes < 1:
         raise ValueError(f"num_episodes={num_episodes} must be at least 1.")
     key, key_reset = jax.random.split(key)
@@ -57,7 +54,11 @@ def evaluate(
     returns, info = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (outcome.reward, outcome.info))
     going_on, length = jnp.ones(num_episodes, bool), jnp.zeros(num_episodes, jnp.int32)
     play = jnp.int32(0), env_state, obs, carry, going_on, returns, length, info
-    *_, returns, length, info = jax.lax.while_loop(lambda play: (play[0] < max_steps) & play[4].any(), step, play)
+
+    def is_unfinished(play):
+        return play[4].any() if max_steps is None else play[4].any() & (play[0] < max_steps)
+
+    *_, returns, length, info = jax.lax.while_loop(is_unfinished, step, play)
     return {
         "eval/return_sum": jnp.mean(jnp.sum(returns, axis=-1)),
         "eval/return_mean": jnp.mean(returns),

@@ -56,7 +56,8 @@ def rollout(
     num_resets = math.ceil(length / env.spec.min_steps) if num_resets is None else num_resets
     key, key_act, key_env, key_reset = jax.random.split(run.key, 4)
     # All random numbers and start states are drawn at once, outside the scan: many small draws are slow everywhere.
-    starts = jax.vmap(jax.vmap(env.reset))(jax.random.split(key_reset, (num_resets, num_envs)))
+    starts = jax.vmap(env.reset)(jax.random.split(key_reset, num_resets * num_envs))
+    starts = jax.tree.map(lambda x: x.reshape(num_resets, num_envs, *x.shape[1:]), starts)
     keys = jax.random.split(key_act, length), jax.random.split(key_env, (length, num_envs))
 
     def fresh(num_ended):

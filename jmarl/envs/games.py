@@ -134,6 +134,7 @@ def _game(
         obs_sizes=(obs_size,) * num_agents,
         action_sizes=actions or (1,) * num_agents,
         max_steps=num_steps,
+        min_steps=num_steps,
     )
     mask = None if actions is None else np.arange(max(actions)) < np.array(actions)[:, None]
 

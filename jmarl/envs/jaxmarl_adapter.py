@@ -232,6 +232,7 @@ def agent_dicts(name: str, options: dict[str, Any]) -> AgentDicts:
         legal=bound(family.legal) if hasattr(env.action_space(agents[0]), "n") else None,
         world=bound(family.world),
         max_steps=family.max_steps(env),
+        is_fixed_length=family.terminated is _never,
         unwrapped=env,
     )
 

@@ -40,6 +40,7 @@ class AgentDicts(NamedTuple):
       legal: `(state) -> dict of masks`; None where every action is legal.
       world: `(views, state) -> [S]`, the environment's own global state; None where it has none.
       max_steps: length of the longest episode.
+      is_fixed_length: every episode is that long.
       unwrapped: the environment itself.
     """
 
@@ -51,6 +52,7 @@ class AgentDicts(NamedTuple):
     legal: Callable[[Any], dict[str, Array]] | None = None
     world: Callable[[Any, Any], Array] | None = None
     max_steps: int | None = None
+    is_fixed_length: bool = False
     unwrapped: Any = None
 
 
@@ -147,6 +149,7 @@ def stack(name: str, env: AgentDicts, *, agent_ids: bool, time_limit: str, flatt
         obs_sizes=() if is_image else tuple(shape[0] + agent_ids * num_agents for shape in shapes),
         action_sizes=actions.sizes,
         max_steps=env.max_steps,
+        min_steps=env.max_steps if env.is_fixed_length and env.max_steps else 1,
     )
     return Env(reset, step, spec, env.unwrapped)
 

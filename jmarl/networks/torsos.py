@@ -104,20 +104,24 @@ class Model(nn.Module):
 
     @nn.compact
     def __call__(self, carry: Carry, x: Array, first: Array) -> tuple[Carry, Any]:
+        # One row for each step, sequence and agent: on a CPU the gradient of a product is twice as fast with one batch
+        # axis as with three.
+        num_features = 3 if self.is_image else 1
+        leading, features = x.shape[: x.ndim - num_features], x.shape[x.ndim - num_features :]
+        x = x.reshape(-1, *features)
         if self.is_image:
             x = CNN()(x)
         x = MLP(self.hidden_sizes, self.activation, self.layer_norm, self.kernel_init, name="torso")(x)
         if self.cell is not None:
-            carry, x = self._unroll(carry, x, first)
-        outputs = tuple(output(x) for output in self.outputs)
+            carry, x = self._unroll(carry, x, first, leading)
+        outputs = tuple(jax.tree.map(lambda y: y.reshape(*leading, -1), output(x)) for output in self.outputs)
         return carry, outputs if len(outputs) > 1 else outputs[0]
 
-    def _unroll(self, carry, x, first):
-        length, batch_shape = x.shape[0], x.shape[1:-1]
-        # One row for each sequence and agent: [L, M, N, F] -> [L, M * N, F].
-        first = jnp.broadcast_to(first.reshape(first.shape + (1,) * (len(batch_shape) - 1)), x.shape[:-1])
+    def _unroll(self, carry, x, first, leading):
+        length, *batch_shape = leading
+        first = jnp.broadcast_to(first.reshape(first.shape + (1,) * (len(leading) - 2)), leading)
         rows = jax.tree.map(lambda c: c.reshape(-1, c.shape[-1]), carry)
         cell = CELLS[self.cell](self.cell_size, name=self.cell)
         rows, x = cell(rows, x.reshape(length, -1, x.shape[-1]), first.reshape(length, -1))
-        unflatten = lambda c: c.reshape(*batch_shape, c.shape[-1])  # noqa: E731
-        return jax.tree.map(unflatten, rows), x.reshape(length, *batch_shape, -1)
+        carry = jax.tree.map(lambda c: c.reshape(*batch_shape, c.shape[-1]), rows)
+        return carry, x.reshape(-1, x.shape[-1])
