@@ -1,5 +1,8 @@
 """The package: what importing it needs, what it exports, what its wheel holds."""
 
+import doctest
+import importlib
+import pkgutil
 import re
 import subprocess
 import sys
@@ -43,6 +46,14 @@ def test_every_public_name_exists(name):
 
 def test_public_names_are_sorted_and_unique():
     assert list(jmarl.__all__) == sorted(set(jmarl.__all__))
+
+
+MODULES = [name for _, name, _ in pkgutil.walk_packages(jmarl.__path__, "jmarl.")]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_docstring_examples_run(name):
+    assert doctest.testmod(importlib.import_module(name)).failed == 0
 
 
 def test_readme_examples_run(tmp_path, monkeypatch):
