@@ -79,6 +79,8 @@ def train(algorithm: str, options: Options, config: Any, *, command: Sequence[st
     env_kwargs = presets.for_environment(algorithm, options.env).env_kwargs | key_values(options.env_kwargs)
     try:
         env = jmarl.make(options.env, **env_kwargs)
+        # Shaped rewards are for training; what counts is the return without them.
+        eval_env = jmarl.make(options.env, **{k: v for k, v in env_kwargs.items() if k != "shaped_reward"})
         loop = jmarl.on_policy(
             env, ALGORITHMS[algorithm], num_envs=options.num_envs, rollout_length=options.rollout_length
         )
@@ -108,6 +110,7 @@ def train(algorithm: str, options: Options, config: Any, *, command: Sequence[st
         jmarl.logging.csv_file(folder / "metrics.csv"),
         jmarl.logging.json_file(folder / "metrics.json"),
     ]
+    evaluation = jmarl.Evaluation(options.eval_episodes, options.eval_every, eval_env)
     try:
         run = jmarl.run(
             loop,
@@ -117,7 +120,7 @@ def train(algorithm: str, options: Options, config: Any, *, command: Sequence[st
             steps_per_chunk=options.log_every,
             num_seeds=options.seeds,
             sinks=sinks,
-            evaluation=jmarl.Evaluation(options.eval_episodes, options.eval_every) if options.eval_episodes else None,
+            evaluation=evaluation if options.eval_episodes else None,
         )
     except ValueError as error:
         if _raised_by_jmarl(error):  # while compiling, so the folder holds no results yet

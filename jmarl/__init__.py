@@ -1,14 +1,12 @@
 """jmarl: multi-agent reinforcement learning as pure JAX functions."""
 
-from importlib import metadata
-
 from jmarl import batching, envs, evaluation, learners, logging, losses, networks, normalize, optim, training, types
 from jmarl.envs import make
 from jmarl.evaluation import evaluate
 from jmarl.learners import PPOConfig, ippo, mappo, ppo_loss
 from jmarl.training import Evaluation, make_train, on_policy, rollout, run, sweep
 
-__version__ = metadata.version("jmarl")
+__version__ = "0.1.0"
 
 __all__ = [
     "Evaluation",

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
-from jmarl.types import Carry, Metrics, Trajectory, Transition
+from jmarl.types import Carry, Metrics, Trajectory
 
 
 def divisors(n: int) -> list[int]:
@@ -15,11 +15,11 @@ def divisors(n: int) -> list[int]:
     return [d for d in range(1, n + 1) if n % d == 0]
 
 
-def to_sequences(steps: Transition, carry: Carry, carries: Carry, length: int) -> Trajectory:
+def to_sequences(steps: Any, carry: Carry, carries: Carry, length: int) -> Trajectory:
     """Cuts a rollout `[T, B, ..]` into `T/length * B` sequences of consecutive steps.
 
     Args:
-      steps: the rollout.
+      steps: the rollout, a `Transition`.
       carry: what the networks remembered before its first step, leading axis `[B]`.
       carries: what they remembered after each step, leading axes `[T, B]`.
       length: steps of a sequence; divides T.

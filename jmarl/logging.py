@@ -214,9 +214,11 @@ def system_facts() -> dict[str, Any]:
     """What results depend on: versions, device, cores. Written next to every result."""
     import jax
 
-    packages = ("jmarl", "jax", "jaxlib", "jaxmarl", "flax", "optax", "distrax")
+    import jmarl
+
+    packages = ("jax", "jaxlib", "jaxmarl", "flax", "optax", "distrax")
     return {
-        "versions": {name: _version(name) for name in packages},
+        "versions": {"jmarl": jmarl.__version__, **{name: _version(name) for name in packages}},
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "platform": jax.default_backend(),

@@ -1,8 +1,11 @@
 """From an environment and an algorithm to a trained policy: rollouts, loops, compiled training, runs and sweeps."""
 
+import contextlib
 import math
+import signal
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -54,11 +57,13 @@ def rollout(
     """
     num_envs = run.first.shape[0]
     num_resets = math.ceil(length / env.spec.min_steps) if num_resets is None else num_resets
-    key, key_act, key_env, key_reset = jax.random.split(run.key, 4)
-    # All random numbers and start states are drawn at once, outside the scan: many small draws are slow everywhere.
-    starts = jax.vmap(env.reset)(jax.random.split(key_reset, num_resets * num_envs))
+    # All keys and start states are drawn at once, outside the scan: many small draws are slow to compile and to run.
+    sizes = 1, length, length * num_envs, num_resets * num_envs
+    drawn = jax.random.split(run.key, sum(sizes))
+    key, keys_act, keys_env, keys_reset = jnp.split(drawn, np.cumsum(sizes)[:-1])
+    starts = jax.vmap(env.reset)(keys_reset)
     starts = jax.tree.map(lambda x: x.reshape(num_resets, num_envs, *x.shape[1:]), starts)
-    keys = jax.random.split(key_act, length), jax.random.split(key_env, (length, num_envs))
+    keys = keys_act, keys_env.reshape(length, num_envs)
 
     def fresh(num_ended):
         """Each environment's next start state."""
@@ -95,7 +100,7 @@ def rollout(
         first=first,
         carry=carry,
         episodes=episodes,
-        key=key,
+        key=key[0],
         env_steps=run.env_steps + length * num_envs,
     )
     return run, trajectory, metrics
@@ -217,10 +222,14 @@ def _is_leaf(cfg: Any, field: str) -> bool:
 
 
 class Evaluation(NamedTuple):
-    """How `run` evaluates: `num_episodes` greedy episodes per seed, every `every` chunks and at the end."""
+    """How `run` evaluates: `num_episodes` greedy episodes per seed, every `every` chunks and at the end.
+
+    `env` is where, if not in the environment of training: without shaped rewards, say.
+    """
 
     num_episodes: int = 32
     every: int = 10
+    env: Env | None = None
 
 
 def run(
@@ -272,13 +281,12 @@ def run(
     # `num` is traced, so a last, shorter chunk needs no second compilation.
     chunk = jax.jit(jax.vmap(chunk, in_axes=(0, None)), donate_argnums=0)
     learner = loop.algorithm(loop.env.spec, cfg)
-    evaluate = jax.jit(
-        jax.vmap(
-            lambda state, key: evaluation_module.evaluate(
-                loop.env, learner, state, key, num_episodes=evaluation.num_episodes
-            )
-        )
-    )
+
+    def play(state, key):
+        env = evaluation.env or loop.env
+        return evaluation_module.evaluate(env, learner, state, key, num_episodes=evaluation.num_episodes)
+
+    evaluate = jax.jit(jax.vmap(play))
 
     key_init, key_eval = jax.random.split(key)
     info = {
@@ -292,22 +300,43 @@ def run(
     begin, done, num_chunks = time.perf_counter(), 0, 0
     state = jax.jit(jax.vmap(loop.init, in_axes=(0, None)))(jax.random.split(key_init, num_seeds), cfg)
     try:
-        while done < num_steps:
-            num = min(steps_per_chunk, num_steps - done)
-            state, metrics = chunk(state, num)
-            done, num_chunks = done + num, num_chunks + 1
-            if evaluation is not None and (num_chunks % evaluation.every == 0 or done == num_steps):
-                keys = jax.random.split(jax.random.fold_in(key_eval, num_chunks), num_seeds)
-                metrics = {**metrics, **evaluate(state.learner, keys)}
-            metrics = jax.tree.map(np.asarray, metrics)
-            for sink in sinks:
-                sink.write(done * loop.env_steps_per_step, time.perf_counter() - begin, metrics)
-    except KeyboardInterrupt:
-        print(f"\nStopped after {done} of {num_steps} iterations; what was learnt until then is returned.")
+        with _first_ctrl_c() as interrupted:
+            while done < num_steps and not interrupted.is_set():
+                num = min(steps_per_chunk, num_steps - done)
+                state, metrics = chunk(state, num)
+                done, num_chunks = done + num, num_chunks + 1
+                if evaluation is not None and (num_chunks % evaluation.every == 0 or done == num_steps):
+                    keys = jax.random.split(jax.random.fold_in(key_eval, num_chunks), num_seeds)
+                    metrics = {**metrics, **evaluate(state.learner, keys)}
+                metrics = jax.tree.map(np.asarray, metrics)
+                for sink in sinks:
+                    sink.write(done * loop.env_steps_per_step, time.perf_counter() - begin, metrics)
     finally:
         for sink in sinks:
             sink.close()
+    if done < num_steps:
+        print(f"Stopped after {done} of {num_steps} iterations; what was learnt until then is kept.")
     return state
+
+
+@contextlib.contextmanager
+def _first_ctrl_c() -> Iterator[threading.Event]:
+    """An event that the first Ctrl-C sets, so that the chunk under way ends whole; a second one interrupts as usual."""
+    event = threading.Event()
+
+    def handler(signum, frame):
+        if event.is_set():
+            raise KeyboardInterrupt
+        event.set()
+
+    if threading.current_thread() is not threading.main_thread():  # signals belong to the main thread
+        yield event
+        return
+    previous = signal.signal(signal.SIGINT, handler)
+    try:
+        yield event
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 
 def _require_positive(**values: int) -> None:

@@ -1,4 +1,4 @@
-"""PPO's mechanics: what acting recorded, masks, schedules, stops, optimisers; and that it solves games with known answers."""
+"""PPO: what acting recorded, masks, schedules, stops, optimisers; and that it solves games with known answers."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""PPO, MAPPO and their variants against the reference values: log-probabilities, losses, gradients, updated parameters."""
+"""PPO and MAPPO against the reference values: log-probabilities, losses, gradients, updated parameters."""
 
 import jax
 import jax.numpy as jnp

@@ -1,0 +1,247 @@
+"""Rollouts, loops, runs, sweeps, evaluation: seeds, traces, statistics, interruptions."""
+
+import os
+import signal
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jmarl
+from jmarl import envs, training
+from jmarl.logging import Sink
+
+CFG = jmarl.PPOConfig(hidden_sizes=(8,), num_epochs=1, num_minibatches=2)
+LOOP = jmarl.on_policy(
+    envs.matrix_game([[1.0, 0.0], [0.0, 3.0]], num_steps=3), jmarl.ippo, num_envs=4, rollout_length=4
+)
+
+
+def memory_sink(rows):
+    return Sink(
+        start=lambda info: rows.append(info), write=lambda *row: rows.append(row), close=lambda: rows.append("end")
+    )
+
+
+@pytest.fixture(scope="module")
+def train():
+    return jax.jit(jax.vmap(jmarl.make_train(LOOP, 10), in_axes=(0, None)))
+
+
+@pytest.fixture(scope="module")
+def trained(train):
+    return train(jax.random.split(jax.random.key(0), 3), CFG)
+
+
+def test_seeds_differ_and_repeat(train, trained):
+    run, _ = trained
+    for leaf in jax.tree.leaves(run.learner.params):
+        assert not np.array_equal(leaf[0], leaf[1]) or not leaf[0].any()  # biases may still be zero
+    again, _ = train(jax.random.split(jax.random.key(0), 3), CFG)
+    jax.tree.map(np.testing.assert_array_equal, run.learner, again.learner)
+
+
+def test_vmapped_seeds_equal_single_seeds(trained):
+    run, metrics = trained
+    single, single_metrics = jax.jit(jmarl.make_train(LOOP, 10))(jax.random.split(jax.random.key(0), 3)[1], CFG)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a[1], b, atol=1e-5), run.learner.params, single.learner.params)
+    np.testing.assert_allclose(metrics["train/return_sum"][1], single_metrics["train/return_sum"], atol=1e-5)
+
+
+def test_a_sweep_is_one_trace_and_equals_the_single_runs():
+    rates = [1e-4, 1e-2]
+    cfgs, axes = jmarl.sweep(CFG, learning_rate=rates)
+    keys = jax.random.split(jax.random.key(1), 2)
+    train = chex.assert_max_traces(jmarl.make_train(LOOP, 10), n=1)
+    run, _ = jax.jit(jax.vmap(jax.vmap(train, (0, None)), (None, axes)))(keys, cfgs)
+    one = jax.jit(jmarl.make_train(LOOP, 10))
+    for i, rate in enumerate(rates):
+        single, _ = one(keys[1], CFG.replace(learning_rate=rate))
+        compare = lambda a, b, i=i: np.testing.assert_allclose(a[i, 1], b, atol=1e-5)  # noqa: E731
+        jax.tree.map(compare, run.learner.params, single.learner.params)
+
+
+def test_sweep_refuses_what_would_need_another_compilation():
+    with pytest.raises(ValueError, match="num_epochs is not a numeric hyperparameter of PPOConfig.*learning_rate"):
+        jmarl.sweep(CFG, num_epochs=[1, 2])
+    with pytest.raises(ValueError, match="equally many values"):
+        jmarl.sweep(CFG, gamma=[0.9], learning_rate=[1e-3, 1e-4])
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_step_compiles_once_and_keeps_its_avals(recurrent):
+    cfg = CFG.replace(recurrent=recurrent, cell_size=4)
+    run = jax.jit(LOOP.init)(jax.random.key(0), cfg)
+    step = jax.jit(chex.assert_max_traces(LOOP.step, n=1))
+    for _ in range(4):
+        new, _ = step(run, cfg)
+        before, after = (
+            jax.tree.map(
+                lambda x: (
+                    x.shape,
+                    x.dtype,
+                    jax.typeof(x).weak_type if not jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else False,
+                ),
+                r,
+            )
+            for r in (run, new)
+        )
+        assert before == after
+        run = new
+
+
+def test_rollout_keeps_the_true_successor_and_starts_episodes_fresh():
+    env = envs.probe("memory", num_agents=2, num_steps=3)
+    learner = jmarl.ippo(env.spec, CFG)
+
+    def collect(key):
+        return training.rollout(env, learner, training.start(env, learner, key, num_envs=5), length=8)
+
+    run, batch, _ = jax.jit(collect)(jax.random.key(0))
+    steps, next_obs = batch.steps, batch.steps.next_obs
+    last = np.asarray(steps.last)
+    assert last[2].all() and last[5].all() and last.sum() == 10
+    np.testing.assert_array_equal(steps.first[0], True)
+    np.testing.assert_array_equal(steps.first[1:], steps.last[:-1])
+    # The successor is what is seen next, except at an end, where an episode's own last view is kept.
+    np.testing.assert_array_equal(next_obs.agents[:-1][~last[:-1]], steps.obs.agents[1:][~last[:-1]])
+    np.testing.assert_array_equal(next_obs.agents[last][..., 0], 0)  # the cue is hidden after the first step
+    assert np.all(np.asarray(steps.obs.agents)[np.asarray(steps.first)][..., 0] != 0)
+    assert int(run.env_steps) == 40
+
+
+def test_start_states_differ_between_environments_and_episodes():
+    env = envs.probe("continuous")
+    learner = jmarl.ippo(env.spec, CFG)
+
+    def collect(key, num_resets):
+        run = training.start(env, learner, key, num_envs=6)
+        return training.rollout(env, learner, run, length=12, num_resets=num_resets)[1].steps.obs.agents[..., 0, 0]
+
+    cues = np.asarray(jax.jit(collect, static_argnums=1)(jax.random.key(0), None))
+    assert 0.25 < (cues > 0).mean() < 0.75
+    assert not np.array_equal(cues[1], cues[2])
+    reused = np.asarray(jax.jit(collect, static_argnums=1)(jax.random.key(0), 2))
+    np.testing.assert_array_equal(reused[1:-2], reused[3:])  # two start states, used in turn
+
+
+def test_episode_statistics_match_a_python_loop():
+    rng = np.random.default_rng(0)
+    length, num_envs, num_agents = 9, 4, 2
+    episodes = jmarl.types.EpisodeStats(returns=jnp.ones((num_envs, num_agents)), length=jnp.full(num_envs, 2))
+    returns, lengths = np.ones((num_envs, num_agents)), np.full(num_envs, 2)
+    finished, finished_lengths, won = [], [], []
+    reward = rng.normal(size=(length, num_envs, num_agents)).astype(np.float32)
+    last = rng.random((length, num_envs)) < 0.3
+    info = {"won": rng.random((length, num_envs)).astype(np.float32)}
+    for t in range(length):
+        returns, lengths = returns + reward[t], lengths + 1
+        for b in np.flatnonzero(last[t]):
+            finished.append(returns[b].copy())
+            finished_lengths.append(lengths[b])
+            won.append(info["won"][t, b])
+            returns[b], lengths[b] = 0, 0
+    new, metrics = training._count_episodes(
+        episodes, jnp.asarray(reward), jnp.asarray(last), jax.tree.map(jnp.asarray, info)
+    )
+    np.testing.assert_allclose(new.returns, returns, atol=1e-5)
+    np.testing.assert_array_equal(new.length, lengths)
+    assert metrics["train/return_sum"] == pytest.approx(np.sum(finished, axis=-1).mean(), abs=1e-5)
+    assert metrics["train/return_mean"] == pytest.approx(np.mean(finished), abs=1e-5)
+    assert metrics["train/episode_length"] == pytest.approx(np.mean(finished_lengths))
+    assert metrics["train/won"] == pytest.approx(np.mean(won), abs=1e-6)
+
+
+def test_no_finished_episode_is_nan_and_does_not_spoil_the_mean():
+    loop = jmarl.on_policy(envs.matrix_game([[1.0]], num_steps=6), jmarl.ippo, num_envs=2, rollout_length=4)
+    _, metrics = jax.jit(jmarl.make_train(loop, 3))(jax.random.key(0), CFG)
+    np.testing.assert_array_equal(metrics["train/return_mean"], [np.nan, 6.0, 6.0])
+    rows = []
+    jmarl.run(loop, jax.random.key(0), CFG, num_steps=3, steps_per_chunk=3, sinks=[memory_sink(rows)])
+    assert rows[1][2]["train/return_mean"] == 6.0
+
+
+def test_run_writes_rows_with_a_seed_axis_and_evaluates():
+    rows = []
+    state = jmarl.run(
+        LOOP,
+        jax.random.key(0),
+        CFG,
+        num_steps=5,
+        steps_per_chunk=2,
+        num_seeds=2,
+        sinks=[memory_sink(rows)],
+        evaluation=jmarl.Evaluation(num_episodes=3, every=2),
+    )
+    info, *chunks, end = rows
+    assert info["total_env_steps"] == 5 * 16 and end == "end"
+    assert [row[0] for row in chunks] == [32, 64, 80]  # the last chunk is shorter
+    assert all(row[2]["train/return_sum"].shape == (2,) for row in chunks)
+    assert ["eval/return_sum" in row[2] for row in chunks] == [False, True, True]
+    assert state.env_steps.tolist() == [80, 80]
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(state))
+
+
+def test_run_equals_make_train(trained):
+    """The same key gives the same run, chunk by chunk or all at once."""
+    key_init, _ = jax.random.split(jax.random.key(0))
+    state = jmarl.run(LOOP, jax.random.key(0), CFG, num_steps=4, steps_per_chunk=3)
+    whole, _ = jax.jit(jmarl.make_train(LOOP, 4))(jax.random.split(key_init, 1)[0], CFG)
+    compare = lambda a, b: np.testing.assert_allclose(a[0], b, atol=1e-6)  # noqa: E731
+    jax.tree.map(compare, state.learner.params, whole.learner.params)
+
+
+def test_ctrl_c_ends_a_run_with_what_it_has(capsys):
+    rows = []
+    sink = memory_sink(rows)
+
+    def interrupting(*row):
+        rows.append(row)
+        if len(rows) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    state = jmarl.run(
+        LOOP, jax.random.key(0), CFG, num_steps=50, steps_per_chunk=1, sinks=[sink._replace(write=interrupting)]
+    )
+    assert int(state.env_steps[0]) == 2 * 16
+    assert rows[-1] == "end"
+    assert "Stopped after 2 of 50 iterations" in capsys.readouterr().out
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_evaluation_counts_each_episode_once_whatever_its_length():
+    """Episodes that end early must not be played twice: with action 0 an episode lasts one step, else three."""
+    base = envs.probe("action", num_agents=1)
+
+    def reset(key):
+        _, obs = base.reset(key)
+        long = jax.random.bernoulli(key)
+        return (long, jnp.int32(0)), obs
+
+    def step(state, action, key):
+        long, time = state
+        last = jnp.where(long, time == 2, True)
+        outcome = jmarl.types.Outcome(
+            reward=jnp.ones(1), terminated=last[None], last=last, info={"long": long.astype(jnp.float32)}
+        )
+        return (long, time + 1), base.reset(key)[1], outcome
+
+    env = jmarl.types.Env(reset, step, base.spec)
+    learner = jmarl.ippo(env.spec, CFG)
+    evaluate = jax.jit(lambda key: jmarl.evaluate(env, learner, learner.init(key), key, num_episodes=40))
+    metrics = evaluate(jax.random.key(0))
+    share = metrics["eval/long"]
+    assert 0.2 < share < 0.8
+    assert metrics["eval/return_sum"] == pytest.approx(1 + 2 * share)
+    assert metrics["eval/episode_length"] == pytest.approx(1 + 2 * share)
+
+
+@pytest.mark.parametrize("name", ["num_envs", "rollout_length"])
+def test_negative_sizes_are_refused(name):
+    sizes = {"num_envs": 2, "rollout_length": 2, name: -1}
+    with pytest.raises(ValueError, match=f"{name}=-1 must be at least 1"):
+        jmarl.on_policy(LOOP.env, jmarl.ippo, **sizes)
+    with pytest.raises(ValueError, match="num_steps=0 must be at least 1"):
+        jmarl.make_train(LOOP, 0)
