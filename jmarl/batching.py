@@ -34,8 +34,8 @@ def to_sequences(steps: Any, carry: Carry, carries: Carry, length: int) -> Traje
     """
 
     def cut(x):
-        pieces, batch, *rest = x.shape[0] // length, *x.shape[1:]
-        return jnp.moveaxis(x.reshape(pieces, length, batch, *rest), 0, 1).reshape(length, pieces * batch, *rest)
+        pieces = jnp.moveaxis(x.reshape(-1, length, *x.shape[1:]), 0, 1)  # [length, T/length, B, ..]
+        return pieces.reshape(length, -1, *x.shape[2:])
 
     def starts(before, after):
         # The carry before step k * length is the one after the step before it.

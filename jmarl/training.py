@@ -1,6 +1,7 @@
 """From an environment and an algorithm to a trained policy: rollouts, loops, compiled training, runs and sweeps."""
 
 import contextlib
+import dataclasses
 import math
 import signal
 import threading
@@ -94,7 +95,8 @@ def rollout(
     (env_state, obs, first, carry, _), (steps, info) = jax.lax.scan(step, state, keys)
     episodes, metrics = _count_episodes(run.episodes, steps.reward, steps.last, info)
     trajectory = Trajectory(steps=steps, carry=run.carry)
-    run = run.replace(
+    run = dataclasses.replace(
+        run,
         env_state=env_state,
         obs=obs,
         first=first,
@@ -283,6 +285,7 @@ def run(
     learner = loop.algorithm(loop.env.spec, cfg)
 
     def play(state, key):
+        assert evaluation is not None
         env = evaluation.env or loop.env
         return evaluation_module.evaluate(env, learner, state, key, num_episodes=evaluation.num_episodes)
 

@@ -15,6 +15,7 @@ References:
     (https://arxiv.org/abs/2103.01955).
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -175,9 +176,7 @@ def ippo(spec: EnvSpec, cfg: PPOConfig, nets: Nets | None = None) -> Learner:
     nets = default_nets(spec, cfg) if nets is None else nets
     model = nets.model
 
-    learning_rate = _per_optimiser_step(
-        cfg, "learning_rate", cfg.learning_rate_schedule, cfg.learning_rate, cfg.learning_rate_end * cfg.learning_rate
-    )
+    learning_rate = _learning_rate(cfg, cfg.learning_rate)
     ent_coef = _per_optimiser_step(cfg, "ent_coef", cfg.ent_coef_schedule, cfg.ent_coef, cfg.ent_coef_end)
     optimizer = _optimizer(cfg, learning_rate)
 
@@ -228,8 +227,8 @@ def ippo(spec: EnvSpec, cfg: PPOConfig, nets: Nets | None = None) -> Learner:
 
     def minibatch_step(carry, batch):
         state, stopped = carry
-        loss = lambda params: ppo_loss(params, batch, nets=nets, cfg=cfg.replace(ent_coef=ent_coef(state.step)))  # noqa: E731
-        grads, metrics = jax.grad(loss, has_aux=True)(state.params)
+        current = dataclasses.replace(cfg, ent_coef=ent_coef(state.step))
+        grads, metrics = jax.grad(ppo_loss, has_aux=True)(state.params, batch, nets=nets, cfg=current)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         new = state.replace(params=optax.apply_updates(state.params, updates), opt_state=opt_state, step=state.step + 1)
         if cfg.target_kl is not None:
@@ -267,7 +266,8 @@ def mappo(spec: EnvSpec, cfg: PPOConfig, nets: Nets | None = None) -> Learner:
     `critic_view="state"` gives one network with an output for each agent, evaluated once per environment; "state_id"
     appends the agent's one-hot id, "state_obs" its view and id, and both are evaluated for each agent.
     """
-    return ippo(spec, cfg.replace(critic_view="state") if cfg.critic_view == "obs" else cfg, nets)
+    critic_view = "state" if cfg.critic_view == "obs" else cfg.critic_view
+    return ippo(spec, dataclasses.replace(cfg, critic_view=critic_view), nets)
 
 
 # ----------------------------------------------------------------------------------------------------- the parts
@@ -299,7 +299,7 @@ def default_nets(spec: EnvSpec, cfg: PPOConfig) -> Nets:
     return Nets(net, distribution)
 
 
-def _per_optimiser_step(cfg: PPOConfig, name: str, kind: str, start: Numeric, end: Numeric) -> Callable[[Array], Array]:
+def _per_optimiser_step(cfg: PPOConfig, name: str, kind: str, start: Numeric, end: Numeric) -> optim.Schedule:
     """A schedule over the optimiser steps of all `num_updates` iterations."""
     if kind != "constant" and cfg.num_updates is None:
         raise ValueError(
@@ -314,26 +314,21 @@ def _per_optimiser_step(cfg: PPOConfig, name: str, kind: str, start: Numeric, en
     return optim.schedule(kind, start, end, total)
 
 
-def _optimizer(cfg: PPOConfig, learning_rate: Callable[[Array], Array]) -> optax.GradientTransformation:
+def _learning_rate(cfg: PPOConfig, start: Numeric) -> optim.Schedule:
+    end = cfg.learning_rate_end * start
+    return _per_optimiser_step(cfg, "learning_rate", cfg.learning_rate_schedule, start, end)
+
+
+def _optimizer(cfg: PPOConfig, learning_rate: optim.Schedule) -> optax.GradientTransformation:
     """Clipped Adam; the critic may have a rate and a norm of its own."""
-
-    def adam(rate):
-        return optim.optimizer(rate, eps=cfg.adam_eps, max_grad_norm=cfg.max_grad_norm)
-
     if not cfg.clip_separately and cfg.critic_learning_rate is None:
-        return adam(learning_rate)
-    if cfg.critic_learning_rate is None:
-        critic_rate = learning_rate
-    else:
-        scale = cfg.critic_learning_rate / cfg.learning_rate
-        critic_rate = lambda count: scale * learning_rate(count)  # noqa: E731
-    parts = {"actor": learning_rate, "critic": critic_rate}
-    if cfg.clip_separately:
-        return optax.partition({name: adam(rate) for name, rate in parts.items()}, {name: name for name in parts})
-    unclipped = {name: optim.optimizer(rate, eps=cfg.adam_eps) for name, rate in parts.items()}
-    return optax.chain(
-        optax.clip_by_global_norm(cfg.max_grad_norm), optax.partition(unclipped, {name: name for name in parts})
-    )
+        return optim.optimizer(learning_rate, eps=cfg.adam_eps, max_grad_norm=cfg.max_grad_norm)
+    critic_start = cfg.learning_rate if cfg.critic_learning_rate is None else cfg.critic_learning_rate
+    rates = {"actor": learning_rate, "critic": _learning_rate(cfg, critic_start)}
+    own_norm = cfg.max_grad_norm if cfg.clip_separately else None
+    parts = {name: optim.optimizer(rate, eps=cfg.adam_eps, max_grad_norm=own_norm) for name, rate in rates.items()}
+    both = optax.partition(parts, {name: name for name in parts})
+    return both if cfg.clip_separately else optax.chain(optax.clip_by_global_norm(cfg.max_grad_norm), both)
 
 
 def _sequence_length(cfg: PPOConfig, rollout_length: int) -> int:

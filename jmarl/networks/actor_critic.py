@@ -134,12 +134,12 @@ def _critic(spec, outputs, model, sharing, view) -> Network:
         net = network(build(num_agents), spec.state_shape)
         return net._replace(apply=lambda params, carry, obs, first: net.apply(params, carry, obs.state, first))
 
-    shapes = {
+    shapes: dict[str, list[tuple[int, ...]]] = {
         "obs": _view_shapes(spec),
         "state_id": [(spec.state_shape[0] + num_agents,)] * num_agents,
         "state_obs": [(spec.state_shape[0] + num_agents + spec.obs_shape[0],)] * num_agents,
-    }[view]
-    net = share(sharing, build, input_shapes=shapes, output_sizes=(1,) * num_agents)
+    }
+    net = share(sharing, build, input_shapes=shapes[view], output_sizes=(1,) * num_agents)
 
     def apply(params, carry, obs, first):
         carry, value = net.apply(params, carry, _critic_input(obs, view), first)

@@ -5,6 +5,8 @@ of all time steps is one product outside the scan, the gates of a step are one p
 of the GRU forms the weight gradient in one product after its scan instead of adding it up step by step.
 """
 
+from typing import Any
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -151,4 +153,4 @@ def _orthogonal_gates(num_gates: int):
     return init
 
 
-CELLS = {"gru": GRU, "lstm": LSTM}
+CELLS: dict[str, Any] = {"gru": GRU, "lstm": LSTM}

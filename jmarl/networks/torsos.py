@@ -121,7 +121,7 @@ class Model(nn.Module):
         length, *batch_shape = leading
         first = jnp.broadcast_to(first.reshape(first.shape + (1,) * (len(leading) - 2)), leading)
         rows = jax.tree.map(lambda c: c.reshape(-1, c.shape[-1]), carry)
-        cell = CELLS[self.cell](self.cell_size, name=self.cell)
+        cell = CELLS[str(self.cell)](self.cell_size, name=self.cell)
         rows, x = cell(rows, x.reshape(length, -1, x.shape[-1]), first.reshape(length, -1))
         carry = jax.tree.map(lambda c: c.reshape(*batch_shape, c.shape[-1]), rows)
         return carry, x.reshape(-1, x.shape[-1])
