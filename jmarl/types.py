@@ -162,8 +162,8 @@ class EnvSpec(NamedTuple):
       num_actions: width of the discrete action axis, padding included; None for continuous actions.
       action_size: dimensions of a continuous action, padding included; None for discrete ones.
       action_low, action_high: bounds of a continuous action, one tuple of `action_size` numbers per agent.
-      obs_sizes: each agent's true number of observation features (id included), before padding. () for images.
-      action_sizes: each agent's true number of actions, or of action dimensions.
+      obs_sizes: each agent's true number of observation features (id included), before padding; () if none is padded.
+      action_sizes: each agent's true number of actions, or of action dimensions; () if none is padded.
       max_steps: the longest possible episode in steps; None if unbounded or unknown.
       min_steps: the shortest possible one; `rollout` draws no more start states than it can need.
     """

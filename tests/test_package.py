@@ -10,6 +10,7 @@ import textwrap
 import zipfile
 from pathlib import Path
 
+import jax
 import pytest
 
 import jmarl
@@ -59,7 +60,7 @@ def test_docstring_examples_run(name):
 def test_readme_examples_run(tmp_path, monkeypatch):
     """The README's Python, in order, on an environment that compiles in no time and with fewer iterations."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     code = "\n".join(blocks)
     for there, here in {
         'jmarl.make("MPE_simple_spread_v3")': "jmarl.envs.matrix_game([[1.0, 0.0], [0.0, 0.5]])",
@@ -73,6 +74,9 @@ def test_readme_examples_run(tmp_path, monkeypatch):
     exec(code, names)
     assert names["metrics"]["train/return_sum"].shape == (5, 8, 2)
     assert (tmp_path / "metrics.csv").exists()
+    # An environment of one's own trains, though its spec says no more than it must.
+    own = jax.eval_shape(jmarl.make_train(names["own_loop"], 2), jax.random.key(0), names["cfg"])
+    assert own[1]["train/return_sum"].shape == (2,)
 
 
 @pytest.fixture(scope="module")

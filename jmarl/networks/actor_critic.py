@@ -64,7 +64,7 @@ def policy(spec: EnvSpec, head: Build, name: str) -> tuple[Callable[[int], nn.Mo
     low, high = np.asarray(spec.action_low, np.float32), np.asarray(spec.action_high, np.float32)
     centre, half = (low + high) / 2, (high - low) / 2
     # Padded dimensions get a distribution without parameters, which cancels in every probability ratio.
-    is_real = np.arange(low.shape[1]) < np.asarray(spec.action_sizes)[:, None]
+    is_real = np.arange(low.shape[1]) < np.asarray(_action_sizes(spec))[:, None]
 
     def distribution(output, action_mask):
         del action_mask
@@ -115,7 +115,7 @@ def _actor(spec, outputs, model, sharing) -> Network:
     def build(out):
         return model(outputs=outputs(out), is_image=len(spec.obs_shape) == 3)
 
-    net = share(sharing, build, input_shapes=_view_shapes(spec), output_sizes=spec.action_sizes)
+    net = share(sharing, build, input_shapes=_view_shapes(spec), output_sizes=_action_sizes(spec))
     return net._replace(apply=lambda params, carry, obs, first: net.apply(params, carry, obs.agents, first))
 
 
@@ -161,4 +161,8 @@ def _critic_input(obs: Observation, view: str) -> Array:
 def _view_shapes(spec: EnvSpec) -> list[tuple[int, ...]]:
     if len(spec.obs_shape) == 3:
         return [spec.obs_shape] * spec.num_agents
-    return [(size,) for size in spec.obs_sizes]
+    return [(size,) for size in spec.obs_sizes or spec.obs_shape * spec.num_agents]
+
+
+def _action_sizes(spec: EnvSpec) -> tuple[int, ...]:
+    return spec.action_sizes or (spec.num_actions or spec.action_size or 0,) * spec.num_agents
