@@ -195,7 +195,7 @@ def test_run_equals_make_train(trained):
 
 
 def test_ctrl_c_ends_a_run_with_what_it_has(capsys):
-    rows = []
+    rows, handler_before = [], signal.getsignal(signal.SIGINT)
     sink = memory_sink(rows)
 
     def interrupting(*row):
@@ -209,7 +209,7 @@ def test_ctrl_c_ends_a_run_with_what_it_has(capsys):
     assert int(state.env_steps[0]) == 2 * 16
     assert rows[-1] == "end"
     assert "Stopped after 2 of 50 iterations" in capsys.readouterr().out
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is handler_before
 
 
 def test_evaluation_counts_each_episode_once_whatever_its_length():
