@@ -70,7 +70,7 @@ def smax(algorithm: str, env: str = "HeuristicEnemySMAX") -> Preset:
 
 
 def overcooked(algorithm: str, env: str = "overcooked") -> Preset:
-    """Two cooks, by default in a cramped room, views flattened: JaxMARL's feed-forward settings, more environments."""
+    """Two cooks, by default in a cramped room, views flattened, shaped reward in training."""
     config = PPOConfig(learning_rate=5e-4, learning_rate_schedule="linear", ent_coef=0.01)
     kwargs = {"layout": "cramped_room", "flatten": True, "shaped_reward": 1.0}
     return Preset(env, config, kwargs, num_envs=64, rollout_length=128, eval_episodes=16)
