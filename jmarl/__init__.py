@@ -1,21 +1,58 @@
 """jmarl: multi-agent reinforcement learning as pure JAX functions."""
 
-from jmarl import batching, envs, evaluation, learners, logging, losses, networks, normalize, optim, training, types
+from jmarl import (
+    batching,
+    buffers,
+    envs,
+    evaluation,
+    exploration,
+    learners,
+    logging,
+    losses,
+    networks,
+    normalize,
+    optim,
+    training,
+    types,
+)
 from jmarl.envs import make
 from jmarl.evaluation import evaluate
-from jmarl.learners import PPOConfig, ippo, mappo, ppo_loss
-from jmarl.training import Evaluation, make_train, on_policy, rollout, run, sweep
+from jmarl.learners import (
+    PPOConfig,
+    PQNConfig,
+    QConfig,
+    WQMIXConfig,
+    cw_qmix,
+    ippo,
+    iql,
+    mappo,
+    ow_qmix,
+    ppo_loss,
+    pqn_vdn,
+    q_loss,
+    qmix,
+    vdn,
+    wqmix_loss,
+)
+from jmarl.training import Evaluation, make_train, off_policy, on_policy, rollout, run, sweep
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Evaluation",
     "PPOConfig",
+    "PQNConfig",
+    "QConfig",
+    "WQMIXConfig",
     "batching",
+    "buffers",
+    "cw_qmix",
     "envs",
     "evaluate",
     "evaluation",
+    "exploration",
     "ippo",
+    "iql",
     "learners",
     "logging",
     "losses",
@@ -24,12 +61,19 @@ __all__ = [
     "mappo",
     "networks",
     "normalize",
+    "off_policy",
     "on_policy",
     "optim",
+    "ow_qmix",
     "ppo_loss",
+    "pqn_vdn",
+    "q_loss",
+    "qmix",
     "rollout",
     "run",
     "sweep",
     "training",
     "types",
+    "vdn",
+    "wqmix_loss",
 ]

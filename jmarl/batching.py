@@ -45,6 +45,19 @@ def to_sequences(steps: Any, carry: Carry, carries: Carry, length: int) -> Traje
     return Trajectory(steps=jax.tree.map(cut, steps), carry=jax.tree.map(starts, carry, carries))
 
 
+def sequence_length(recurrent: bool, recurrent_length: int | None, rollout_length: int) -> int:
+    """Steps of the sequences that a rollout is cut into: 1 for feed-forward networks."""
+    if not recurrent:
+        return 1  # feed-forward is recurrent with sequences of one step
+    length = recurrent_length or rollout_length
+    if rollout_length % length:
+        raise ValueError(
+            f"recurrent_length={length} must divide the rollout of {rollout_length} steps. "
+            f"Try one of {divisors(rollout_length)}."
+        )
+    return length
+
+
 def minibatch_epochs(
     minibatch_step: Callable[[Any, Trajectory], tuple[Any, Metrics]],
     state: Any,

@@ -10,19 +10,26 @@ from typing import Any
 import chex
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from jmarl.types import Numeric
 
 __all__ = [
     "approx_kl",
     "clipped_surrogate",
+    "cw_weight",
     "explained_variance",
     "gae",
+    "is_greedy",
     "lambda_returns",
+    "masked_argmax",
     "masked_mean",
     "masked_normalize",
     "n_step_returns",
+    "next_q",
+    "ow_weight",
+    "select",
+    "team_reward",
     "value_loss",
 ]
 
@@ -145,6 +152,118 @@ def n_step_returns(
         return reward + discount * jnp.where(cut, next_value, jnp.roll(returns, -1, axis=0))
 
     return jax.lax.fori_loop(1, min(n, len(reward)), one_step_longer, reward + discount * next_value)
+
+
+# ---------------------------------------------------------------------------------------------------- action values
+
+
+def select(q: Float[Array, "*batch A"], action: Int[Array, "*batch"]) -> Float[Array, "*batch"]:
+    """Q of one action each, q[.., action].
+
+    >>> select(jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([1, 0]))
+    Array([2., 3.], dtype=float32)
+    """
+    chex.assert_equal_shape_prefix([q, action], action.ndim)
+    return jnp.take_along_axis(q, action[..., None], axis=-1)[..., 0]
+
+
+def masked_argmax(q: Float[Array, "*batch A"], action_mask: Bool[Array, "*batch A"]) -> Int[Array, "*batch"]:
+    """The legal action of highest value; the first of equals.
+
+    >>> masked_argmax(jnp.array([5.0, 1.0, 9.0]), jnp.array([True, True, False]))
+    Array(0, dtype=int32)
+    """
+    chex.assert_equal_shape([q, action_mask])
+    return jnp.argmax(jnp.where(action_mask, q, -jnp.inf), axis=-1).astype(jnp.int32)
+
+
+def next_q(
+    q: Float[Array, "*batch A"], target_q: Float[Array, "*batch A"], action_mask: Bool[Array, "*batch A"]
+) -> Float[Array, "*batch"]:
+    """Value of a successor, Q⁻(s', argmax_a Q(s', a)) over its legal actions.
+
+    Args:
+      q: what chooses the action: the online network's values for double Q-learning [1], `target_q` itself for
+        Q-learning, max_a Q⁻(s', a).
+      target_q: what values the choice.
+      action_mask: actions that are legal in the *successor*.
+
+    References:
+      [1] van Hasselt et al., 2016, Deep Reinforcement Learning with Double Q-learning, eq. 4
+      (https://arxiv.org/abs/1509.06461).
+
+    >>> legal = jnp.ones(2, bool)
+    >>> next_q(jnp.array([1.0, 3.0]), jnp.array([10.0, 2.0]), legal)
+    Array(2., dtype=float32)
+    """
+    chex.assert_equal_shape([q, target_q, action_mask])
+    return select(target_q, masked_argmax(q, action_mask))
+
+
+def team_reward(reward: Float[Array, "*batch N"], kind: str) -> Float[Array, "*batch"]:
+    """One reward for all: the "sum" of the agents' rewards, or their "mean".
+
+    >>> team_reward(jnp.array([1.0, 1.0, 1.0]), "sum"), team_reward(jnp.array([1.0, 1.0, 1.0]), "mean")
+    (Array(3., dtype=float32), Array(1., dtype=float32))
+    """
+    kinds: dict[str, Any] = {"sum": jnp.sum, "mean": jnp.mean}
+    if kind not in kinds:
+        raise ValueError(f"team_reward={kind!r} is unknown: choose 'sum' or 'mean'.")
+    return kinds[kind](reward, axis=-1)
+
+
+def is_greedy(
+    action: Int[Array, "*batch N"], greedy_action: Int[Array, "*batch N"], agent_mask: Bool[Array, "*batch N"]
+) -> Bool[Array, "*batch"]:
+    """Whether a joint action is the greedy one. Inactive agents count as matching: what they do changes nothing.
+
+    >>> is_greedy(jnp.array([0, 1]), jnp.array([0, 2]), jnp.array([True, False]))
+    Array(True, dtype=bool)
+    """
+    chex.assert_equal_shape([action, greedy_action, agent_mask])
+    return jnp.all((action == greedy_action) | ~agent_mask, axis=-1)
+
+
+def cw_weight(
+    is_greedy: Bool[Array, "*batch"],
+    target: Float[Array, "*batch"],
+    greedy_q: Float[Array, "*batch"],
+    alpha: Numeric = 0.1,
+) -> Float[Array, "*batch"]:
+    """Central weighting: 1 where u = u* or y > Q̂*(s, u*), α elsewhere.
+
+    Args:
+      is_greedy: the joint action taken is the utilities' greedy one, u = u*.
+      target: y.
+      greedy_q: Q̂*(s, u*), the central value of the greedy joint action.
+      alpha: α in (0, 1].
+
+    References:
+      Rashid et al., 2020, Weighted QMIX, "central weighting" (https://arxiv.org/abs/2006.10800).
+
+    >>> cw_weight(jnp.array([True, False, False]), jnp.array([0.0, 2.0, 0.0]), jnp.ones(3))
+    Array([1. , 1. , 0.1], dtype=float32)
+    """
+    chex.assert_equal_shape([is_greedy, target, greedy_q])
+    return jnp.where(is_greedy | (target > greedy_q), 1.0, alpha).astype(target.dtype)
+
+
+def ow_weight(q_tot: Float[Array, "*batch"], target: Float[Array, "*batch"], alpha: Numeric = 0.1):
+    """Optimistic weighting: 1 where Q_tot underestimates, Q_tot < y, and α elsewhere.
+
+    Args:
+      q_tot: mixed value of the joint action taken.
+      target: y.
+      alpha: α in (0, 1].
+
+    References:
+      Rashid et al., 2020, Weighted QMIX, "optimistic weighting" (https://arxiv.org/abs/2006.10800).
+
+    >>> ow_weight(jnp.array([2.0, 2.0]), jnp.array([3.0, 1.0]))
+    Array([1. , 0.1], dtype=float32)
+    """
+    chex.assert_equal_shape([q_tot, target])
+    return jnp.where(q_tot < target, 1.0, alpha).astype(target.dtype)
 
 
 # ----------------------------------------------------------------------------------------------------------- losses

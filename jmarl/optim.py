@@ -10,7 +10,7 @@ from jaxtyping import Array
 
 from jmarl.types import Numeric
 
-__all__ = ["optimizer", "schedule"]
+__all__ = ["optimizer", "over_run", "schedule"]
 
 Schedule = Callable[[Any], Array]  # of an optimiser-step count
 
@@ -59,6 +59,31 @@ def schedule(kind: str, start: Numeric, end: Numeric = 0.0, total_steps: Numeric
     if kind not in kinds:
         raise _unknown("kind", kind, kinds)
     return kinds[kind]
+
+
+def over_run(
+    name: str, kind: str, start: Numeric, end: Numeric, num_updates: Numeric | None, *, steps_per_update: Numeric = 1
+) -> Schedule:
+    """A `schedule` over the optimiser steps of a whole run, for the hyperparameter `name`.
+
+    Args:
+      name: what error messages call it.
+      kind: "constant", "linear" or "exponential"; static.
+      start: value at the start.
+      end: value at the end.
+      num_updates: calls of `Learner.update` until the end; may be None for "constant".
+      steps_per_update: optimiser steps in each of them.
+    """
+    if kind != "constant" and num_updates is None:
+        raise ValueError(
+            f"{name}_schedule={kind!r} needs num_updates, the updates until its end: set it in the config, or "
+            f"let make_train or run fill it in."
+        )
+    if kind == "exponential" and not isinstance(end, Array) and end <= 0:
+        raise ValueError(
+            f"{name}_end={end} must be positive for an exponential schedule: it is the floor at which it ends."
+        )
+    return schedule(kind, start, end, 1 if num_updates is None else num_updates * steps_per_update)
 
 
 def optimizer(

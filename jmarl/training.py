@@ -16,7 +16,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jmarl import evaluation as evaluation_module
 from jmarl.logging import Sink
-from jmarl.types import Algorithm, Env, EpisodeStats, Learner, Loop, Metrics, RunState, Trajectory, Transition
+from jmarl.types import Algorithm, Buffer, Env, EpisodeStats, Learner, Loop, Metrics, RunState, Trajectory, Transition
 
 # ------------------------------------------------------------------------------------------------------ rollouts
 
@@ -35,7 +35,6 @@ def start(env: Env, learner: Learner, key: PRNGKeyArray, *, num_envs: int) -> Ru
             returns=jnp.zeros((num_envs, env.spec.num_agents)), length=jnp.zeros(num_envs, jnp.int32)
         ),
         key=key,
-        env_steps=jnp.int32(0),
     )
 
 
@@ -97,13 +96,13 @@ def rollout(
     trajectory = Trajectory(steps=steps, carry=run.carry)
     run = dataclasses.replace(
         run,
+        learner=dataclasses.replace(run.learner, env_steps=run.env_steps + length * num_envs),
         env_state=env_state,
         obs=obs,
         first=first,
         carry=carry,
         episodes=episodes,
         key=key[0],
-        env_steps=run.env_steps + length * num_envs,
     )
     return run, trajectory, metrics
 
@@ -168,6 +167,69 @@ def on_policy(
     return Loop(init, step, env, algorithm, num_envs * rollout_length)
 
 
+def off_policy(
+    env: Env,
+    algorithm: Algorithm,
+    *,
+    buffer: Buffer,
+    num_envs: int,
+    rollout_length: int,
+    num_updates: int = 1,
+    warmup_steps: int = 0,
+    num_resets: int | None = None,
+) -> Loop:
+    """Act for `rollout_length` steps in `num_envs` environments, remember them, learn from what is remembered.
+
+    Args:
+      env: the environment.
+      algorithm: such as `jmarl.qmix`.
+      buffer: replay, such as `jmarl.buffers.uniform(capacity=5000, batch_size=32)`.
+      num_envs: B, environments stepped side by side.
+      rollout_length: T, steps in each of them between two rounds of learning.
+      num_updates: batches learnt from in each round.
+      warmup_steps: environment steps collected before the first round, by the untrained learner as it explores.
+      num_resets: see `rollout`.
+    """
+    _require_positive(num_envs=num_envs, rollout_length=rollout_length, num_updates=num_updates)
+    if warmup_steps < 0:
+        raise ValueError(f"warmup_steps={warmup_steps} must not be negative: 0 is no warm-up.")
+    steps_per_round = num_envs * rollout_length
+
+    def collect(learner, run):
+        run, trajectory, metrics = rollout(env, learner, run, length=rollout_length, num_resets=num_resets)
+        return dataclasses.replace(run, buffer=buffer.add(run.buffer, trajectory)), metrics
+
+    def init(key, cfg):
+        learner = algorithm(env.spec, cfg)
+        run = start(env, learner, key, num_envs=num_envs)
+        example = jax.eval_shape(lambda run: rollout(env, learner, run, length=rollout_length)[1], run)
+        run = run.replace(buffer=buffer.init(example))
+        # Here rather than in `step`: a buffer that enters a `cond` is copied in every iteration.
+        num_rounds = math.ceil(warmup_steps / steps_per_round)
+        return jax.lax.fori_loop(0, num_rounds, lambda _, run: collect(learner, run)[0], run)
+
+    def step(run, cfg):
+        learner = algorithm(env.spec, cfg)
+        run, metrics = collect(learner, run)
+        keys = jax.random.split(run.key, 1 + 2 * num_updates)
+
+        def learn(carry, keys):
+            state, memory = carry
+            batch: Any = buffer.sample(memory, keys[0])
+            state, learning = learner.update(state, batch, keys[1])
+            if buffer.set_priority is not None:
+                memory = buffer.set_priority(memory, batch.index, learning["priority"])
+            learning.pop("priority", None)
+            return (state, memory), learning
+
+        keys_learn = keys[1:].reshape(num_updates, 2)
+        (state, memory), learning = jax.lax.scan(learn, (run.learner, run.buffer), keys_learn)
+        learning = jax.tree.map(lambda x: jnp.mean(x, axis=0), learning)
+        return run.replace(learner=state, buffer=memory, key=keys[0]), {**metrics, **learning}
+
+    return Loop(init, step, env, algorithm, steps_per_round, num_updates)
+
+
 def make_train(loop: Loop, num_steps: int):
     """`train(key, cfg) -> (RunState, Metrics [num_steps])`: a whole run as one function, to be jitted and vmapped.
 
@@ -180,15 +242,16 @@ def make_train(loop: Loop, num_steps: int):
     _require_positive(num_steps=num_steps)
 
     def train(key, cfg):
-        cfg = _with_horizon(cfg, num_steps)
+        cfg = _with_horizon(loop, cfg, num_steps)
         return jax.lax.scan(lambda run, _: loop.step(run, cfg), loop.init(key, cfg), length=num_steps)
 
     return train
 
 
-def _with_horizon(cfg: Any, num_steps: int) -> Any:
+def _with_horizon(loop: Loop, cfg: Any, num_steps: int) -> Any:
     """Schedules end with the run unless the config says otherwise."""
-    return cfg.replace(num_updates=num_steps) if getattr(cfg, "num_updates", 0) is None else cfg
+    is_open = getattr(cfg, "num_updates", 0) is None
+    return cfg.replace(num_updates=num_steps * loop.updates_per_step) if is_open else cfg
 
 
 def sweep(cfg: Any, **values: Any) -> tuple[Any, Any]:
@@ -262,7 +325,7 @@ def run(
     """
     steps_per_chunk = max(1, num_steps // 100) if steps_per_chunk is None else steps_per_chunk
     _require_positive(num_steps=num_steps, steps_per_chunk=steps_per_chunk, num_seeds=num_seeds)
-    cfg = _with_horizon(cfg, num_steps)
+    cfg = _with_horizon(loop, cfg, num_steps)
 
     def chunk(state, num):
         """`num` iterations; metrics are means over those in which they were measured."""

@@ -91,10 +91,14 @@ class Trajectory:
     Attributes:
       steps: transitions with leading axes `[L, M]`.
       carry: the recurrent carry before `steps[0]`, leading axis `[M]`; () for feed-forward networks.
+      weight: of each step in a loss: 0 for padding, an importance weight elsewhere; None where every step counts 1.
+      index: where a replay buffer keeps each sequence; None for a rollout.
     """
 
     steps: Transition
     carry: Carry = ()
+    weight: Float[Array, "L M"] | None = None
+    index: Int[Array, "M"] | None = None
 
 
 @struct.dataclass(kw_only=True)
@@ -105,7 +109,9 @@ class TrainState:
       params: online parameters.
       target_params: slowly moving copies; () where an algorithm has none.
       opt_state: optimiser state.
-      step: optimiser steps taken, int32. Schedules read it.
+      step: optimiser steps taken, int32. Learning-rate schedules read it.
+      env_steps: environment steps taken in all environments together, int32, counted by `rollout`. Schedules of
+        exploration read it.
       extras: running statistics, such as those of a value normaliser.
     """
 
@@ -113,6 +119,7 @@ class TrainState:
     target_params: Params = ()
     opt_state: Any = ()
     step: Int[Array, "*batch"]
+    env_steps: Int[Array, "*batch"]
     extras: Any = ()
 
 
@@ -134,7 +141,6 @@ class RunState:
       buffer: replay, () for on-policy algorithms.
       episodes: statistics of the episodes under way.
       key: the source of all randomness to come.
-      env_steps: environment steps taken in all environments together, int32.
     """
 
     learner: TrainState
@@ -145,7 +151,11 @@ class RunState:
     buffer: Any = ()
     episodes: EpisodeStats
     key: PRNGKeyArray
-    env_steps: Int[Array, "*batch"]
+
+    @property
+    def env_steps(self) -> Int[Array, "*batch"]:
+        """Environment steps taken in all environments together."""
+        return self.learner.env_steps
 
 
 # ------------------------------------------------------------------------------------------------------- bundles
@@ -222,6 +232,23 @@ class Network(NamedTuple):
     init_carry: Callable[[tuple[int, ...]], Carry]
 
 
+class Buffer(NamedTuple):
+    """Replay. `jmarl.buffers` has some; any bundle of these functions serves.
+
+    Attributes:
+      init: `(rollout) -> state`, empty. Of the rollout `[T, B, ..]` only shapes and dtypes are read: it may be abstract.
+      add: `(state, rollout) -> state`, the oldest is overwritten. The rollout's `steps.extras` are the carries *before*
+        each step.
+      sample: `(state, key) -> batch`, with `next_obs`.
+      set_priority: `(state, index [M], priority [M]) -> state`; None where sampling is uniform.
+    """
+
+    init: Callable[[Trajectory], Any]
+    add: Callable[[Any, Trajectory], Any]
+    sample: Callable[[Any, PRNGKeyArray], Trajectory]
+    set_priority: Callable[[Any, Array, Array], Any] | None = None
+
+
 class Learner(NamedTuple):
     """An algorithm, bound to an environment's spec and a config. Built inside the trace, so a config may hold tracers.
 
@@ -230,7 +257,8 @@ class Learner(NamedTuple):
       init_carry: `(batch_shape) -> Carry`, e.g. `init_carry((num_envs,))`.
       act: `(state, carry, obs, first, key) -> (action, carry, extras)`, exploring. `obs` has leading axis `[B]`.
       greedy: `(state, carry, obs, first) -> (action, carry)`, for evaluation.
-      update: `(state, batch, key) -> (TrainState, Metrics)`, one learning iteration on a `Trajectory`.
+      update: `(state, batch, key) -> (TrainState, Metrics)`, one learning iteration on a `Trajectory`. Metrics are
+        scalars, but for "priority" `[M]`, which a prioritised buffer reads.
     """
 
     init: Callable[[PRNGKeyArray], TrainState]
@@ -243,7 +271,8 @@ class Learner(NamedTuple):
 class Loop(NamedTuple):
     """A training loop: `init(key, cfg) -> RunState` and `step(run, cfg) -> (RunState, Metrics)`, one iteration.
 
-    `env_steps_per_step` is how many environment steps one call of `step` takes, over all environments.
+    `env_steps_per_step` is how many environment steps one call of `step` takes, over all environments, and
+    `updates_per_step` how many calls of `Learner.update`.
     """
 
     init: Callable[[PRNGKeyArray, Any], RunState]
@@ -251,6 +280,7 @@ class Loop(NamedTuple):
     env: Env
     algorithm: Callable[[EnvSpec, Any], Learner]
     env_steps_per_step: int
+    updates_per_step: int = 1
 
 
 Algorithm = Callable[[EnvSpec, Any], Learner]

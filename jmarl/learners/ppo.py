@@ -62,7 +62,7 @@ class PPOConfig:
     critic_learning_rate: Numeric | None = None  # the critic's own; None: learning_rate
     learning_rate_end: Numeric = 0.0  # its value (or floor, exponential) at the end, as a fraction of the start
     learning_rate_schedule: str = static("constant")  # constant, linear or exponential, in optimiser steps
-    num_updates: Numeric | None = None  # iterations until schedules end; None: make_train and run fill it in
+    num_updates: Numeric | None = None  # calls of update until schedules end; None: make_train and run fill it in
     adam_eps: Numeric = 1e-5  # added to Adam's denominator
     max_grad_norm: Numeric = 0.5  # global norm to which gradients are clipped
     clip_separately: bool = static(False)  # actor's and critic's gradients have norms of their own
@@ -186,6 +186,7 @@ def ippo(spec: EnvSpec, cfg: PPOConfig, nets: Nets | None = None) -> Learner:
             params=params,
             opt_state=optimizer.init(params),
             step=jnp.int32(0),
+            env_steps=jnp.int32(0),
             extras=normalize.init() if cfg.normalize_value else (),
         )
 
@@ -239,9 +240,8 @@ def ippo(spec: EnvSpec, cfg: PPOConfig, nets: Nets | None = None) -> Learner:
     def update(state, batch, key):
         target, norm = targets(state, batch)
         steps = batch.steps.replace(extras=target, next_obs=None)
-        sequences = batching.to_sequences(
-            steps, batch.carry, batch.steps.extras.carry, _sequence_length(cfg, len(steps.first))
-        )
+        length = batching.sequence_length(cfg.recurrent, cfg.recurrent_length, len(steps.first))
+        sequences = batching.to_sequences(steps, batch.carry, batch.steps.extras.carry, length)
         (state, _), metrics = batching.minibatch_epochs(
             minibatch_step,
             (state.replace(extras=norm), jnp.bool_(False)),
@@ -300,18 +300,8 @@ def default_nets(spec: EnvSpec, cfg: PPOConfig) -> Nets:
 
 
 def _per_optimiser_step(cfg: PPOConfig, name: str, kind: str, start: Numeric, end: Numeric) -> optim.Schedule:
-    """A schedule over the optimiser steps of all `num_updates` iterations."""
-    if kind != "constant" and cfg.num_updates is None:
-        raise ValueError(
-            f"{name}_schedule={kind!r} needs num_updates, the iterations until its end: set it in the config, or "
-            f"let make_train or run fill it in."
-        )
-    if kind == "exponential" and not isinstance(end, Array) and end <= 0:
-        raise ValueError(
-            f"{name}_end={end} must be positive for an exponential schedule: it is the floor at which it ends."
-        )
-    total = 1 if cfg.num_updates is None else cfg.num_updates * cfg.num_epochs * cfg.num_minibatches
-    return optim.schedule(kind, start, end, total)
+    steps_per_update = cfg.num_epochs * cfg.num_minibatches
+    return optim.over_run(name, kind, start, end, cfg.num_updates, steps_per_update=steps_per_update)
 
 
 def _learning_rate(cfg: PPOConfig, start: Numeric) -> optim.Schedule:
@@ -329,18 +319,6 @@ def _optimizer(cfg: PPOConfig, learning_rate: optim.Schedule) -> optax.GradientT
     parts = {name: optim.optimizer(rate, eps=cfg.adam_eps, max_grad_norm=own_norm) for name, rate in rates.items()}
     both = optax.partition(parts, {name: name for name in parts})
     return both if cfg.clip_separately else optax.chain(optax.clip_by_global_norm(cfg.max_grad_norm), both)
-
-
-def _sequence_length(cfg: PPOConfig, rollout_length: int) -> int:
-    if not cfg.recurrent:
-        return 1  # feed-forward is recurrent with sequences of one step
-    length = cfg.recurrent_length or rollout_length
-    if rollout_length % length:
-        raise ValueError(
-            f"recurrent_length={length} must divide the rollout of {rollout_length} steps. "
-            f"Try one of {batching.divisors(rollout_length)}."
-        )
-    return length
 
 
 def _validate(spec: EnvSpec, cfg: PPOConfig) -> None:

@@ -1,6 +1,6 @@
 """Networks: torsos, recurrent cells, parameter sharing, and heads that turn outputs into distributions."""
 
-from jmarl.networks import actor_critic, heads
+from jmarl.networks import actor_critic, heads, mixers
 from jmarl.networks.initializers import INITIALIZERS, orthogonal
 from jmarl.networks.recurrent import CELLS, GRU, LSTM, gru_scan
 from jmarl.networks.sharing import SHARING, network, per_agent, per_group, share, shared
@@ -20,6 +20,7 @@ __all__ = [
     "actor_critic",
     "gru_scan",
     "heads",
+    "mixers",
     "network",
     "orthogonal",
     "per_agent",

@@ -81,7 +81,7 @@ def separate(
 ) -> Network:
     """Actor and critic with networks of their own: params and carries are {"actor": .., "critic": ..}."""
     nets = {
-        "actor": _actor(spec, lambda out: (policy_output(out),), model, sharing),
+        "actor": of_own_view(spec, lambda out: (policy_output(out),), model, sharing),
         "critic": _critic(spec, lambda out: (head(out, scale=1.0),), model, sharing, critic_view),
     }
 
@@ -102,7 +102,7 @@ def shared_torso(
     spec: EnvSpec, model: Build, policy_output: Callable[[int], nn.Module], head: Build, sharing: str
 ) -> Network:
     """Actor and critic on one torso (and one recurrent cell), both reading the agent's own view."""
-    net = _actor(spec, lambda out: (policy_output(out), head(1, scale=1.0)), model, sharing)
+    net = of_own_view(spec, lambda out: (policy_output(out), head(1, scale=1.0)), model, sharing)
 
     def apply(params, carry, obs, first):
         carry, (policy, value) = net.apply(params, carry, obs, first)
@@ -111,7 +111,9 @@ def shared_torso(
     return net._replace(apply=apply)
 
 
-def _actor(spec, outputs, model, sharing) -> Network:
+def of_own_view(spec: EnvSpec, outputs: Callable[[int], tuple[nn.Module, ...]], model: Build, sharing: str) -> Network:
+    """A network that reads each agent's own view; `outputs(num_actions)` are its output layers."""
+
     def build(out):
         return model(outputs=outputs(out), is_image=len(spec.obs_shape) == 3)
 

@@ -1,0 +1,408 @@
+"""Q-learning for many agents: IQL, VDN and QMIX, which are one loss and three mixers.
+
+    L(θ) = mean( (Q(s, u) - y)² ),   y = r + γ Q⁻(s', argmax_u' Q(s', u')),
+
+with Q⁻ the target network. IQL has a value and a reward for each agent; VDN and QMIX mix the agents' values into the
+value Q_tot of the team: by their sum, or monotonically with weights made from the state. Either way each agent's own
+greedy actions form the greedy joint action. With one agent, IQL is double DQN.
+
+References:
+  van Hasselt et al., 2016, Deep Reinforcement Learning with Double Q-learning (https://arxiv.org/abs/1509.06461).
+  Tan, 1993, Multi-Agent Reinforcement Learning: Independent vs. Cooperative Agents.
+  Sunehag et al., 2018, Value-Decomposition Networks (https://arxiv.org/abs/1706.05296).
+  Rashid et al., 2018, QMIX (https://arxiv.org/abs/1803.11485).
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+from jaxtyping import Array
+
+from jmarl import exploration, losses, networks, normalize, optim
+from jmarl.networks import actor_critic, mixers
+from jmarl.networks.mixers import Mixer
+from jmarl.types import EnvSpec, Learner, Metrics, Network, Numeric, Params, TrainState, Trajectory, static
+
+
+@struct.dataclass(kw_only=True)
+class QConfig:
+    """Hyperparameters of IQL, VDN and QMIX. Defaults: mostly those of Papoudakis et al., 2021."""
+
+    learning_rate: Numeric = 5e-4  # Adam step size
+    learning_rate_end: Numeric = 0.0  # of schedules, as a fraction of learning_rate
+    learning_rate_schedule: str = static("constant")  # constant, linear or exponential, in optimiser steps
+    num_updates: Numeric | None = None  # calls of update until schedules end; None: make_train and run fill it in
+    adam_eps: Numeric = 1e-5  # added to Adam's denominator
+    max_grad_norm: Numeric = 10.0  # global norm to which gradients are clipped
+    gamma: Numeric = 0.99  # discount
+    returns: str = static("td")  # targets: td (one step), or over sequences peng or harutyunyan, both Q(lambda)
+    lambda_: Numeric = 0.8  # of peng and harutyunyan; 0 is td
+    double_q: bool = static(True)  # the online network chooses the next action, the target network values it
+    target_update_interval: int = static(200)  # optimiser steps between two updates of the target network
+    tau: Numeric = 1.0  # share of the online network in such an update: 1 copies it
+    huber_delta: Numeric | None = None  # where the loss turns linear; None: squared error
+    team_reward: str | None = static(None)  # sum, mean or individual (IQL only); None: sum, for IQL individual
+    epsilon_start: Numeric = 1.0  # share of random actions at the start
+    epsilon_end: Numeric = 0.05  # at the end of the decay, and ever after
+    epsilon_steps: Numeric = 50_000  # environment steps (of one seed) from start to end
+    epsilon_schedule: str = static("linear")  # linear, exponential or constant
+    standardize_reward: bool = static(False)  # rewards less their running mean, over their deviation
+    standardize_return: bool = static(False)  # networks predict standardised returns
+    standardize_beta: Numeric = 0.99  # weight of the past in those running moments
+    burn_in: int = static(0)  # first steps of each sequence that only warm up the recurrent state
+    recurrent: bool = static(False)  # recurrent agents, trained on sequences
+    cell: str = static("gru")  # gru or lstm
+    cell_size: int = static(64)  # width of the recurrent state
+    hidden_sizes: tuple[int, ...] = static((64, 64))  # layers before the output; before the cell if recurrent
+    head_sizes: tuple[int, ...] = static(())  # layers between cell (or torso) and output
+    activation: str = static("relu")  # tanh, relu, elu, gelu or silu
+    layer_norm: bool = static(False)  # before each activation
+    kernel_init: str = static("orthogonal")  # orthogonal, lecun or xavier
+    sharing: str = static("shared")  # parameters: shared, per_agent or per_group (agents of equal sizes)
+    mixer_embed_size: int = static(32)  # QMIX: width of the mixing layer
+    mixer_hypernet_sizes: tuple[int, ...] = static((64,))  # QMIX: hidden layers of its hypernetworks
+    mixer_scale: float = static(1.0)  # QMIX: scale of the initial weights that the hypernetworks put out
+    next_agent_mask: str = static("next")  # whose activity weighs q(s') in the mixer: next (s') or current (s)
+
+
+class QNets(NamedTuple):
+    """What `q_loss` needs to know of the networks.
+
+    Attributes:
+      agent: a network over observations `[L, M, ..]` whose output is a value of each action, `[L, M, N, A]`.
+      mixer: from the agents' values to the team's; None for independent learners.
+    """
+
+    agent: Network
+    mixer: Mixer | None
+
+
+def q_loss(
+    params: Params, target_params: Params, batch: Trajectory, *, nets: QNets, cfg: QConfig
+) -> tuple[Array, Metrics]:
+    """TD error of Q_tot, or of each agent's Q, averaged over what is neither padding nor inactive.
+
+    Args:
+      params: {"agent": of `nets.agent`, "mixer": of `nets.mixer`}.
+      target_params: the same of the target network.
+      batch: sequences with `next_obs`; none crosses an episode's end.
+      nets: networks.
+      cfg: its leaves may be tracers.
+
+    Returns:
+      A scalar and its parts; "priority" is the mean absolute error of each sequence.
+    """
+    loss, (metrics, _) = _q_loss(params, target_params, batch, None, nets=nets, cfg=cfg)
+    return loss, metrics
+
+
+def _q_loss(params, target_params, batch, stats, *, nets, cfg):
+    """`q_loss` with the running moments of returns, None or updated."""
+    steps, weight = after_burn_in(batch, cfg.burn_in)
+    q, next_q = unroll(nets.agent, params["agent"], batch, cfg.burn_in)
+    target_q, target_next_q = unroll(nets.agent, target_params["agent"], batch, cfg.burn_in)
+    chooser = jax.lax.stop_gradient(next_q) if cfg.double_q else target_next_q
+    next_value = losses.next_q(chooser, target_next_q, steps.next_obs.action_mask)
+    value = losses.select(q, steps.action)
+    old_value = losses.select(target_q, steps.action) if cfg.returns == "harutyunyan" else None
+
+    reward, terminated, mask = steps.reward, steps.terminated, weight[..., None] * steps.obs.agent_mask
+    if nets.mixer is None and cfg.team_reward in ("sum", "mean"):
+        reward = jnp.broadcast_to(losses.team_reward(reward, cfg.team_reward)[..., None], reward.shape)
+    if nets.mixer is not None:
+        reward, terminated, mask = team(steps, weight, cfg.team_reward or "sum")
+        now, then = steps.obs.agent_mask, next_mask(steps, cfg)
+        value = nets.mixer.apply(params["mixer"], value * now, steps.obs.state)[..., None]
+        next_value = nets.mixer.apply(target_params["mixer"], next_value * then, steps.next_obs.state)[..., None]
+        if old_value is not None:
+            old_value = nets.mixer.apply(target_params["mixer"], old_value * now, steps.obs.state)[..., None]
+
+    if stats is not None:
+        next_value = normalize.denormalize(stats, next_value)
+        old_value = None if old_value is None else normalize.denormalize(stats, old_value)
+    target = _targets(reward, terminated, steps.last, weight, next_value, old_value, cfg)
+    if stats is not None:
+        stats = normalize.update(stats, target, mask > 0, cfg.standardize_beta)
+        target = normalize.normalize(stats, target)
+
+    target = jax.lax.stop_gradient(target)
+    error = losses.value_loss(value, target, huber_delta=cfg.huber_delta)
+    # An importance weight scales the error, not the count.
+    loss = losses.masked_mean(error * mask, mask > 0)
+    return loss, (
+        {
+            "loss/td": loss,
+            "value/q_taken": losses.masked_mean(value, mask > 0),
+            "value/target": losses.masked_mean(target, mask > 0),
+            "priority": priority(value - target, mask),
+        },
+        stats,
+    )
+
+
+def iql(spec: EnvSpec, cfg: QConfig, nets: QNets | None = None) -> Learner:
+    """Independent Q-learning: each agent learns the value of its own actions. At one agent this is double DQN.
+
+    Args:
+      spec: of the environment.
+      cfg: hyperparameters.
+      nets: your own networks; by default those that `cfg` describes.
+    """
+    validate(spec, cfg)
+    return _learner(spec, cfg, QNets(q_network(spec, cfg), None) if nets is None else nets)
+
+
+def vdn(spec: EnvSpec, cfg: QConfig, nets: QNets | None = None) -> Learner:
+    """Value-decomposition networks: the team's value is the sum of the agents' values. Arguments as for `iql`.
+
+    >>> from jmarl import envs
+    >>> env = envs.matrix_game([[8.0, -12.0], [-12.0, 0.0]])
+    >>> sorted(vdn(env.spec, QConfig(hidden_sizes=(8,))).init(jax.random.key(0)).params)
+    ['agent', 'mixer']
+    """
+    validate(spec, cfg, is_team=True)
+    return _learner(spec, cfg, QNets(q_network(spec, cfg), mixers.vdn()) if nets is None else nets)
+
+
+def qmix(spec: EnvSpec, cfg: QConfig, nets: QNets | None = None) -> Learner:
+    """QMIX: the team's value grows with each agent's, by weights made from the state. Arguments as for `iql`."""
+    validate(spec, cfg, is_team=True)
+    return _learner(spec, cfg, QNets(q_network(spec, cfg), monotonic_mixer(spec, cfg)) if nets is None else nets)
+
+
+def _learner(spec: EnvSpec, cfg: QConfig, nets: QNets) -> Learner:
+    def init(key):
+        key_agent, key_mixer = jax.random.split(key)
+        mixer = {} if nets.mixer is None else nets.mixer.init(key_mixer)
+        return {"agent": nets.agent.init(key_agent), "mixer": mixer}
+
+    return learner(spec, cfg, nets.agent, init, functools.partial(_q_loss, nets=nets))
+
+
+# --------------------------------------------------------------------------- what value-decomposition learners share
+
+
+def learner(spec: EnvSpec, cfg: Any, agent: Network, init_params: Any, loss: Any) -> Learner:
+    """A Q-learner with a target network.
+
+    Args:
+      spec: of the environment.
+      cfg: a `QConfig`.
+      agent: acts epsilon-greedily with `params["agent"]`.
+      init_params: `(key) -> params`.
+      loss: `(params, target_params, batch, stats, *, cfg) -> (loss, (metrics, stats))`, see `_q_loss`.
+    """
+    epsilon = optim.schedule(cfg.epsilon_schedule, cfg.epsilon_start, cfg.epsilon_end, cfg.epsilon_steps)
+    learning_rate = optim.over_run(
+        "learning_rate",
+        cfg.learning_rate_schedule,
+        cfg.learning_rate,
+        cfg.learning_rate_end * cfg.learning_rate,
+        cfg.num_updates,
+    )
+    optimizer = optim.optimizer(learning_rate, eps=cfg.adam_eps, max_grad_norm=cfg.max_grad_norm)
+    act, greedy = acting(agent, epsilon)
+
+    def init(key):
+        params = init_params(key)
+        return TrainState(
+            params=params,
+            target_params=jax.tree.map(jnp.copy, params),  # or a donated run would be given the same buffer twice
+            opt_state=optimizer.init(params),
+            step=jnp.int32(0),
+            env_steps=jnp.int32(0),
+            extras={
+                "reward": normalize.init() if cfg.standardize_reward else None,
+                "return": normalize.init() if cfg.standardize_return else None,
+            },
+        )
+
+    def update(state, batch, key):
+        del key
+        extras = state.extras
+        if cfg.standardize_reward:
+            steps, reward_stats = batch.steps, extras["reward"]
+            mask = (after_burn_in(batch, 0)[1] > 0)[..., None] & steps.obs.agent_mask
+            reward_stats = normalize.update(reward_stats, steps.reward, mask, cfg.standardize_beta)
+            batch = batch.replace(steps=steps.replace(reward=normalize.normalize(reward_stats, steps.reward)))
+            extras = {**extras, "reward": reward_stats}
+        grads, (metrics, return_stats) = jax.grad(loss, has_aux=True)(
+            state.params, state.target_params, batch, extras["return"], cfg=cfg
+        )
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        step = state.step + 1
+        metrics = {
+            **metrics,
+            "loss/grad_norm": optax.global_norm(grads),
+            "epsilon": jnp.asarray(epsilon(state.env_steps), jnp.float32),
+            "learning_rate": jnp.asarray(learning_rate(step), jnp.float32),
+        }
+        target_params = update_target(state.target_params, params, step, cfg.target_update_interval, cfg.tau)
+        extras = {**extras, "return": return_stats}
+        return state.replace(
+            params=params, target_params=target_params, opt_state=opt_state, step=step, extras=extras
+        ), metrics
+
+    return Learner(init, agent.init_carry, act, greedy, update)
+
+
+def acting(agent: Network, epsilon: optim.Schedule):
+    """`Learner.act`, epsilon-greedy, whose extras are the carry before the step, and `Learner.greedy`."""
+
+    def q_values(state, carry, obs, first):
+        """One time step: adds the time axis and takes it away."""
+        sequence, starts = jax.tree.map(lambda x: x[None], (obs, first))
+        carry, q = agent.apply(state.params["agent"], carry, sequence, starts)
+        return carry, q[0]
+
+    def act(state, carry, obs, first, key):
+        next_carry, q = q_values(state, carry, obs, first)
+        return exploration.epsilon_greedy(key, q, obs.action_mask, epsilon(state.env_steps)), next_carry, carry
+
+    def greedy(state, carry, obs, first):
+        carry, q = q_values(state, carry, obs, first)
+        return losses.masked_argmax(q, obs.action_mask), carry
+
+    return act, greedy
+
+
+def update_target(target_params: Params, params: Params, step: Array, interval: int, tau: Numeric) -> Params:
+    """θ⁻ ← θ⁻ + τ (θ - θ⁻) after every `interval` optimiser steps; a copy for τ = 1."""
+    moved = optax.incremental_update(params, target_params, tau)
+    if interval == 1:
+        return moved
+    return jax.tree.map(lambda new, old: jnp.where(step % interval == 0, new, old), moved, target_params)
+
+
+def after_burn_in(batch: Trajectory, burn_in: int) -> tuple[Any, Array]:
+    """Steps to learn from, and their weights `[L, M]`: 0 for padding and for what follows an episode's end."""
+    ended = jnp.cumsum(batch.steps.last, axis=0) - batch.steps.last > 0
+    weight = jnp.where(ended, 0.0, 1.0 if batch.weight is None else batch.weight)
+    return jax.tree.map(lambda x: x[burn_in:], (batch.steps, weight))
+
+
+def unroll(agent: Network, params: Params, batch: Trajectory, burn_in: int) -> tuple[Array, Array]:
+    """Values of each step to learn from and of its true successor, `[L, M, N, A]`."""
+    carry, (head, steps) = batch.carry, _split(batch.steps, burn_in)
+    if burn_in:
+        carry = jax.lax.stop_gradient(agent.apply(params, carry, head.obs, head.first)[0])
+    if not jax.tree.leaves(carry):  # without memory, successors need no gradient
+        _, q = agent.apply(params, carry, steps.obs, steps.first)
+        _, next_q = agent.apply(jax.lax.stop_gradient(params), carry, steps.next_obs, steps.first)
+        return q, next_q
+    # One pass over o_0, o'_0, o'_1, ...: inside an episode, a step's successor is the next step.
+    obs = jax.tree.map(lambda x, y: jnp.concatenate([x[:1], y]), steps.obs, steps.next_obs)
+    first = jnp.concatenate([steps.first[:1], jnp.zeros_like(steps.first)])
+    _, q = agent.apply(params, carry, obs, first)
+    return q[:-1], q[1:]
+
+
+def _split(tree: Any, index: int) -> tuple[Any, Any]:
+    return jax.tree.map(lambda x: x[:index], tree), jax.tree.map(lambda x: x[index:], tree)
+
+
+def team(steps: Any, weight: Array, kind: str) -> tuple[Array, Array, Array]:
+    """Reward, termination and weight of the team, `[L, M, 1]`: it goes on while any agent does."""
+    reward = losses.team_reward(steps.reward, kind)
+    return jax.tree.map(lambda x: x[..., None], (reward, jnp.all(steps.terminated, axis=-1), weight))
+
+
+def next_mask(steps: Any, cfg: Any) -> Array:
+    """Whose activity weighs the successors' values, `[L, M, N]`."""
+    return steps.next_obs.agent_mask if cfg.next_agent_mask == "next" else steps.obs.agent_mask
+
+
+def _targets(reward, terminated, last, weight, next_value, old_value, cfg):
+    """y of each step, `[L, M, K]`; traces end with the episode and before padding."""
+    discount = cfg.gamma * (1.0 - terminated)
+    if cfg.returns == "td":
+        return reward + discount * next_value
+    is_padding = jnp.concatenate([weight[1:] == 0, jnp.ones_like(last[:1])])
+    cut = jnp.broadcast_to((last | is_padding)[..., None], reward.shape)
+    if cfg.returns == "peng":
+        return losses.lambda_returns(reward, discount, next_value, cut, cfg.lambda_)
+    return old_value + losses.gae(reward, discount, old_value, next_value, cut, cfg.lambda_)
+
+
+def priority(td_error: Array, mask: Array) -> Array:
+    """Mean absolute error of each sequence, `[M]`."""
+    is_real = mask > 0
+    return jax.lax.stop_gradient(
+        jnp.sum(jnp.abs(td_error) * is_real, axis=(0, 2)) / jnp.maximum(jnp.sum(is_real, axis=(0, 2)), 1)
+    )
+
+
+def q_network(spec: EnvSpec, cfg: Any) -> Network:
+    """The agents' network that `cfg` describes: from each one's view to a value of each action."""
+    model = functools.partial(
+        networks.Model,
+        hidden_sizes=cfg.hidden_sizes,
+        cell=cfg.cell if cfg.recurrent else None,
+        cell_size=cfg.cell_size,
+        activation=cfg.activation,
+        layer_norm=cfg.layer_norm,
+        kernel_init=cfg.kernel_init,
+    )
+    output = functools.partial(
+        networks.Output,
+        hidden_sizes=cfg.head_sizes,
+        activation=cfg.activation,
+        layer_norm=cfg.layer_norm,
+        kernel_init=cfg.kernel_init,
+    )
+    return actor_critic.of_own_view(spec, lambda num_actions: (output(num_actions),), model, cfg.sharing)
+
+
+def monotonic_mixer(spec: EnvSpec, cfg: Any) -> Mixer:
+    """The QMIX mixer that `cfg` describes."""
+    module = mixers.QMIX(cfg.mixer_embed_size, cfg.mixer_hypernet_sizes, cfg.mixer_embed_size, cfg.mixer_scale)
+    return mixers.mixer(module, spec)
+
+
+_AT_LEAST_ONE = (
+    "target_update_interval",
+    "cell_size",
+    "mixer_embed_size",
+    "num_epochs",
+    "num_minibatches",
+    "recurrent_length",
+)
+
+
+def validate(spec: EnvSpec, cfg: Any, is_team: bool = False) -> None:
+    """Static facts, and numbers that are not tracers."""
+    if not spec.is_discrete:
+        raise ValueError(
+            f"Q-learning takes the best of finitely many actions, but those of {spec.name} are continuous: use another "
+            f"algorithm, or a discrete version of the environment."
+        )
+    options = {
+        "returns": ("td", "peng", "harutyunyan"),
+        "team_reward": ("sum", "mean") if is_team else ("individual", "sum", "mean"),
+        "next_agent_mask": ("next", "current"),
+        "activation": tuple(networks.ACTIVATIONS),
+        "kernel_init": tuple(networks.INITIALIZERS),
+        "cell": tuple(networks.CELLS),
+        "sharing": networks.SHARING,
+    }
+    given = {name: getattr(cfg, name) for name in cfg.__dataclass_fields__}
+    for name, value in given.items():
+        if value is not None and value not in options.get(name, (value,)):
+            raise ValueError(f"{name}={value!r} is unknown here: choose one of {', '.join(options[name])}.")
+        is_width = name in ("hidden_sizes", "head_sizes", "mixer_hypernet_sizes", "central_sizes")
+        if is_width and any(size < 1 for size in value):
+            raise ValueError(f"{name}={value} must hold positive widths.")
+        if name in _AT_LEAST_ONE and value is not None and value < 1:
+            raise ValueError(f"{name}={value} must be at least 1.")
+        if name in ("epsilon_start", "epsilon_end") and not isinstance(value, jax.Array) and not 0 <= value <= 1:
+            raise ValueError(f"{name}={value} is a probability: choose it in [0, 1].")
+    if cfg.epsilon_schedule == "exponential" and not isinstance(cfg.epsilon_end, jax.Array) and cfg.epsilon_end == 0:
+        raise ValueError("epsilon_end=0 must be positive for an exponential schedule: it is where the decay ends.")
+    burn_in = given.get("burn_in", 0)
+    if burn_in < 0 or (burn_in and not cfg.recurrent):
+        raise ValueError(f"burn_in={burn_in} warms up recurrent networks: set recurrent=True, or burn_in=0.")

@@ -1,0 +1,129 @@
+"""Mixers: one value of a team from a value of each agent."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from jmarl.types import EnvSpec, Params
+
+
+class Mixer(NamedTuple):
+    """A function of the agents' values.
+
+    Attributes:
+      init: `(key) -> params`.
+      apply: `(params, q [.., N], state [.., S]) -> [..]`.
+    """
+
+    init: Callable[[PRNGKeyArray], Params]
+    apply: Callable[[Params, Array, Array], Array]
+
+
+class Hypernetwork(nn.Module):
+    """From the state to weights of another network: dense layers with ReLU and a linear output.
+
+    Attributes:
+      size: of the output.
+      hidden_sizes: widths between; () for one linear layer.
+      scale: of the output kernel's initialiser.
+    """
+
+    size: int
+    hidden_sizes: Sequence[int] = ()
+    scale: float = 1.0
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*batch S"]) -> Float[Array, "*batch F"]:
+        for width in self.hidden_sizes:
+            x = nn.relu(nn.Dense(width)(x))
+        init = nn.initializers.variance_scaling(self.scale, "fan_in", "truncated_normal")
+        return nn.Dense(self.size, kernel_init=init)(x)
+
+
+class QMIX(nn.Module):
+    """Monotonic mixing: `ELU(q |W₁(s)| + b₁(s)) |w₂(s)| + b₂(s)`, so dQ_tot/dqᵢ >= 0.
+
+    Attributes:
+      embed_size: width of the mixing layer.
+      hypernet_sizes: hidden widths of the hypernetworks of W₁ and w₂; () for linear ones.
+      bias_size: hidden width of b₂'s.
+      scale: of the hypernetworks' output kernels.
+
+    References:
+      Rashid et al., 2018, QMIX, sec. 4 and fig. 2 (https://arxiv.org/abs/1803.11485).
+    """
+
+    embed_size: int = 32
+    hypernet_sizes: Sequence[int] = (64,)
+    bias_size: int = 32
+    scale: float = 1.0
+
+    @nn.compact
+    def __call__(self, q: Float[Array, "*batch N"], state: Float[Array, "*batch S"]) -> Float[Array, "*batch"]:
+        def weights(size, name, hidden_sizes=()):
+            return Hypernetwork(size, hidden_sizes, self.scale, name=name)(state)
+
+        w1 = jnp.abs(weights(q.shape[-1] * self.embed_size, "hyper_w1", self.hypernet_sizes))
+        w2 = jnp.abs(weights(self.embed_size, "hyper_w2", self.hypernet_sizes))
+        b1, b2 = weights(self.embed_size, "hyper_b1"), weights(1, "hyper_b2", (self.bias_size,))
+        w1 = w1.reshape(*q.shape, self.embed_size)
+        # A sum of products: N is small, and a batch of tiny matrix products is slow everywhere.
+        hidden = nn.elu(jnp.sum(q[..., None] * w1, axis=-2) + b1)
+        return jnp.sum(hidden * w2, axis=-1) + b2[..., 0]
+
+
+class Central(nn.Module):
+    """Unrestricted mixing, for the central value of weighted QMIX: `f(q, s) + v(s)`, any function of the values.
+
+    Attributes:
+      hidden_sizes: widths of f.
+      bias_size: hidden width of v.
+
+    References:
+      Rashid et al., 2020, Weighted QMIX, sec. 5 (https://arxiv.org/abs/2006.10800).
+    """
+
+    hidden_sizes: Sequence[int] = (64, 64, 64)
+    bias_size: int = 64
+
+    @nn.compact
+    def __call__(self, q: Float[Array, "*batch N"], state: Float[Array, "*batch S"]) -> Float[Array, "*batch"]:
+        value = Hypernetwork(1, self.hidden_sizes, name="net")(jnp.concatenate([q, state], axis=-1))
+        return (value + Hypernetwork(1, (self.bias_size,), name="v")(state))[..., 0]
+
+
+def vdn() -> Mixer:
+    """The sum, without parameters.
+
+    References:
+      Sunehag et al., 2018, Value-Decomposition Networks, eq. 3 (https://arxiv.org/abs/1706.05296).
+    """
+    return Mixer(lambda key: {}, lambda params, q, state: jnp.sum(q, axis=-1))
+
+
+def mixer(module: nn.Module, spec: EnvSpec) -> Mixer:
+    """A flax module `(q, state) -> [..]` for an environment; images are read as vectors.
+
+    >>> from jmarl import envs
+    >>> mix = mixer(QMIX(embed_size=4), envs.matrix_game([[8.0, -12.0], [-12.0, 0.0]]).spec)
+    >>> mix.apply(mix.init(jax.random.key(0)), jnp.ones((5, 7, 2)), jnp.ones((5, 7, 2))).shape
+    (5, 7)
+    """
+    state_size = math.prod(spec.state_shape)
+    if state_size == 0:
+        raise ValueError(
+            f"{type(module).__name__} mixes with the global state, but {spec.name} has state_shape={spec.state_shape}: "
+            f"give it a state, such as all views concatenated, or use vdn."
+        )
+
+    def init(key):
+        return module.init(key, jnp.zeros((1, spec.num_agents)), jnp.zeros((1, state_size)))["params"]
+
+    def apply(params, q, state):
+        return module.apply({"params": params}, q, state.reshape(*q.shape[:-1], state_size))
+
+    return Mixer(init, apply)
