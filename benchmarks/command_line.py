@@ -16,7 +16,57 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 import jmarl
 import presets
 
-ALGORITHMS = {"ippo": jmarl.ippo, "mappo": jmarl.mappo}
+ALGORITHMS = {
+    "ippo": jmarl.ippo,
+    "mappo": jmarl.mappo,
+    "iql": jmarl.iql,
+    "vdn": jmarl.vdn,
+    "qmix": jmarl.qmix,
+    "cw_qmix": jmarl.cw_qmix,
+    "ow_qmix": jmarl.ow_qmix,
+    "pqn_vdn": jmarl.pqn_vdn,
+}
+
+
+def with_replay(options: Any, preset: presets.Preset) -> Any:
+    """A script's options, with those of replay where the preset has some."""
+    if preset.replay is None:
+        return options
+    given = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
+
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Options(type(options)):  # type: ignore[misc]
+        buffer_size: int  # sequences kept, per seed
+        batch_size: int  # sequences in a batch
+        sequence_length: int  # steps of a sequence; 1: single transitions
+        num_updates_per_step: int  # batches learnt from between two rollouts
+        warmup_steps: int  # environment steps, per seed, before the first of them
+        prioritized: bool  # sequences of large errors are drawn more often
+
+    replay = preset.replay._asdict()
+    return Options(**given, num_updates_per_step=replay.pop("num_updates"), **replay)
+
+
+def make_loop(algorithm: str, env: jmarl.types.Env, options: Any, *, num_envs: int) -> jmarl.types.Loop:
+    """The loop that the options describe: off-policy where they are `with_replay`."""
+    common = {"num_envs": num_envs, "rollout_length": options.rollout_length}
+    if not hasattr(options, "buffer_size"):
+        return jmarl.on_policy(env, ALGORITHMS[algorithm], **common)
+    longest = env.spec.max_steps
+    if longest is not None and options.sequence_length > longest:
+        raise ValueError(
+            f"sequence_length={options.sequence_length} is longer than an episode of {env.spec.name}, {longest} "
+            f"steps: the rest would be padding. Choose {longest} or less."
+        )
+    make_buffer = jmarl.buffers.prioritized if options.prioritized else jmarl.buffers.uniform
+    return jmarl.off_policy(
+        env,
+        ALGORITHMS[algorithm],
+        buffer=make_buffer(options.buffer_size, options.batch_size, options.sequence_length),
+        num_updates=options.num_updates_per_step,
+        warmup_steps=options.warmup_steps,
+        **common,
+    )
 
 
 class UsageError(Exception):

@@ -8,7 +8,29 @@ A preset is a starting point: the command line shows it as its defaults, and a s
 
 from typing import Any, NamedTuple
 
-from jmarl.learners.ppo import PPOConfig
+from jmarl import PPOConfig, PQNConfig, QConfig, WQMIXConfig
+
+VALUE_BASED = ("iql", "vdn", "qmix", "cw_qmix", "ow_qmix")  # with replay
+
+
+class Replay(NamedTuple):
+    """What the off-policy loop adds to an experiment.
+
+    Attributes:
+      buffer_size: sequences kept, per seed.
+      batch_size: sequences in a batch.
+      sequence_length: steps of a sequence; 1 for single transitions.
+      num_updates: batches learnt from between two rollouts.
+      warmup_steps: environment steps before the first of them.
+      prioritized: sequences of large errors are drawn more often.
+    """
+
+    buffer_size: int = 100_000
+    batch_size: int = 128
+    sequence_length: int = 1
+    num_updates: int = 1
+    warmup_steps: int = 10_000
+    prioritized: bool = False
 
 
 class Preset(NamedTuple):
@@ -22,16 +44,18 @@ class Preset(NamedTuple):
       total_steps: environment steps of each seed.
       num_seeds: independent repetitions, trained side by side.
       eval_episodes: greedy episodes per seed and evaluation.
+      replay: of off-policy algorithms.
     """
 
     env: str
-    config: PPOConfig
+    config: Any
     env_kwargs: dict[str, Any] = {}  # noqa: RUF012  (never changed in place)
     num_envs: int = 64
     rollout_length: int = 128
     total_steps: int = 5_000_000
     num_seeds: int = 4
     eval_episodes: int = 64
+    replay: Replay | None = None
 
 
 def mpe(algorithm: str, env: str = "MPE_simple_spread_v3") -> Preset:
@@ -113,8 +137,37 @@ def other(algorithm: str, env: str) -> Preset:
     return Preset(env, PPOConfig(learning_rate_schedule="linear"))
 
 
+def value_based(algorithm: str, env: str) -> Preset:
+    """IQL, VDN, QMIX and weighted QMIX, recurrent where episodes are battles, feed-forward elsewhere."""
+    config_class = WQMIXConfig if algorithm in ("cw_qmix", "ow_qmix") else QConfig
+    if env.startswith("MPE_"):
+        config = config_class(
+            learning_rate=1e-3,
+            learning_rate_schedule="linear",
+            gamma=0.9,
+            epsilon_steps=200_000,
+            hidden_sizes=(128, 128),
+        )
+        return Preset(env, config, num_envs=32, rollout_length=26, total_steps=2_000_000, replay=Replay(num_updates=8))
+    if "SMAX" in env:
+        config = config_class(hidden_sizes=(64,), recurrent=True)
+        replay = Replay(buffer_size=5000, batch_size=32, sequence_length=32)
+        return Preset(env, config, {"map_name": "3m"}, 16, 32, total_steps=1_000_000, replay=replay)
+    return Preset(env, config_class(), num_envs=8, rollout_length=8, total_steps=500_000, replay=Replay())
+
+
+def pqn(env: str) -> Preset:
+    """PQN-VDN: many environments side by side take the place of replay."""
+    config = PQNConfig(learning_rate=1e-3, learning_rate_schedule="linear")
+    return Preset(env, config, num_envs=128, rollout_length=26, total_steps=2_000_000)
+
+
 def for_environment(algorithm: str, env: str) -> Preset:
     """The preset of the family that `env` belongs to. Names are not checked here; `jmarl.make` does that."""
+    if algorithm in VALUE_BASED:
+        return value_based(algorithm, env)
+    if algorithm == "pqn_vdn":
+        return pqn(env)
     if env.startswith("MPE_"):
         return mpe(algorithm, env)
     if "SMAX" in env:

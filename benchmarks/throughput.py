@@ -28,7 +28,16 @@ from rich.table import Table
 
 import jmarl
 import presets
-from command_line import ALGORITHMS, UsageError, key_values, parse, show_key_values, usage_errors
+from command_line import (
+    ALGORITHMS,
+    UsageError,
+    key_values,
+    make_loop,
+    parse,
+    show_key_values,
+    usage_errors,
+    with_replay,
+)
 from jmarl.types import Env, EnvSpec, Learner, TrainState
 
 
@@ -81,19 +90,20 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
 
 
 def _options(preset: presets.Preset) -> Options:
-    return Options(
+    options = Options(
         env=preset.env,
         env_kwargs=show_key_values(preset.env_kwargs),
         num_envs=(preset.num_envs,),
         rollout_length=preset.rollout_length,
     )
+    return with_replay(options, preset)
 
 
 def measure(algorithm: str, options: Options, config: Any, env: Env, num_envs: int, num_seeds: int) -> dict[str, Any]:
     """One row: speeds, compile seconds and memory for one number of environments and seeds."""
     length = options.rollout_length
     config = config.replace(num_updates=1000) if config.num_updates is None else config
-    loop = jmarl.on_policy(env, ALGORITHMS[algorithm], num_envs=num_envs, rollout_length=length)
+    loop = make_loop(algorithm, env, options, num_envs=num_envs)
     learner = loop.algorithm(env.spec, config)
 
     functions = {
@@ -174,7 +184,7 @@ def random_learner(spec: EnvSpec) -> Learner:
         return jnp.argmax(jnp.cumsum(legal, -1) > k[..., None], axis=-1).astype(jnp.int32), carry, ()
 
     def init(key):
-        return TrainState(params=(), step=jnp.int32(0))
+        return TrainState(params=(), step=jnp.int32(0), env_steps=jnp.int32(0))
 
     return Learner(init, lambda batch_shape: (), act, lambda *_: None, lambda *_: None)
 

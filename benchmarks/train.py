@@ -28,7 +28,7 @@ import jmarl
 import plotting
 import presets
 import rendering
-from command_line import ALGORITHMS, UsageError, key_values, parse, show_key_values, usage_errors
+from command_line import UsageError, key_values, make_loop, parse, show_key_values, usage_errors, with_replay
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> Path:
 
 
 def _options(preset: presets.Preset) -> Options:
-    return Options(
+    options = Options(
         env=preset.env,
         env_kwargs=show_key_values(preset.env_kwargs),
         seeds=preset.num_seeds,
@@ -72,6 +72,7 @@ def _options(preset: presets.Preset) -> Options:
         rollout_length=preset.rollout_length,
         eval_episodes=preset.eval_episodes,
     )
+    return with_replay(options, preset)
 
 
 def train(algorithm: str, options: Options, config: Any, *, command: Sequence[str] = ()) -> Path:
@@ -81,12 +82,10 @@ def train(algorithm: str, options: Options, config: Any, *, command: Sequence[st
         env = jmarl.make(options.env, **env_kwargs)
         # Shaped rewards are for training; what counts is the return without them.
         eval_env = jmarl.make(options.env, **{k: v for k, v in env_kwargs.items() if k != "shaped_reward"})
-        loop = jmarl.on_policy(
-            env, ALGORITHMS[algorithm], num_envs=options.num_envs, rollout_length=options.rollout_length
-        )
+        loop = make_loop(algorithm, env, options, num_envs=options.num_envs)
         num_steps = max(1, round(options.total_steps / loop.env_steps_per_step))
         if config.num_updates is None:  # now, so that this learner is the very one that is trained
-            config = config.replace(num_updates=num_steps)
+            config = config.replace(num_updates=num_steps * loop.updates_per_step)
         learner = loop.algorithm(env.spec, config)
         folder = jmarl.logging.run_folder(options.run_dir or _new_folder(algorithm, options.env))
     except (ValueError, TypeError, ImportError, FileExistsError) as error:

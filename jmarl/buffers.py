@@ -142,7 +142,10 @@ def _init(rollout: Trajectory, capacity: int, sequence_length: int) -> Replay:
             f"capacity={capacity} is smaller than one addition: a rollout of {length} steps in {num_envs} environments "
             f"can begin {length * num_envs} sequences. Raise capacity or shorten the rollout."
         )
-    empty = lambda tree, *axes: jax.tree.map(lambda x: jnp.zeros((capacity, *axes, *x.shape[2:]), x.dtype), tree)
+
+    def empty(tree: Any, *axes: int) -> Any:
+        return jax.tree.map(lambda x: jnp.zeros((capacity, *axes, *x.shape[2:]), x.dtype), tree)
+
     steps, obs, carry = _parts(rollout)
     return Replay(
         steps=empty(steps, sequence_length),

@@ -203,7 +203,7 @@ def off_policy(
         learner = algorithm(env.spec, cfg)
         run = start(env, learner, key, num_envs=num_envs)
         example = jax.eval_shape(lambda run: rollout(env, learner, run, length=rollout_length)[1], run)
-        run = run.replace(buffer=buffer.init(example))
+        run = dataclasses.replace(run, buffer=buffer.init(example))
         # Here rather than in `step`: a buffer that enters a `cond` is copied in every iteration.
         num_rounds = math.ceil(warmup_steps / steps_per_round)
         return jax.lax.fori_loop(0, num_rounds, lambda _, run: collect(learner, run)[0], run)

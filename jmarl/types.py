@@ -236,7 +236,7 @@ class Buffer(NamedTuple):
     """Replay. `jmarl.buffers` has some; any bundle of these functions serves.
 
     Attributes:
-      init: `(rollout) -> state`, empty. Of the rollout `[T, B, ..]` only shapes and dtypes are read: it may be abstract.
+      init: `(rollout) -> state`, empty. Only shapes and dtypes of the rollout `[T, B, ..]` are read.
       add: `(state, rollout) -> state`, the oldest is overwritten. The rollout's `steps.extras` are the carries *before*
         each step.
       sample: `(state, key) -> batch`, with `next_obs`.
