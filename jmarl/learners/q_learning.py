@@ -102,46 +102,63 @@ def q_loss(
 
 def _q_loss(params, target_params, batch, stats, *, nets, cfg):
     """`q_loss` with the running moments of returns, None or updated."""
+    value, target, mask, stats = values_and_targets(params, target_params, batch, stats, nets=nets, cfg=cfg)
+    error = losses.value_loss(value, target, huber_delta=cfg.huber_delta)
+    # An importance weight scales the error, not the count.
+    loss = losses.masked_mean(error * mask, mask > 0)
+    metrics = {
+        "loss/td": loss,
+        "value/q_taken": losses.masked_mean(value, mask > 0),
+        "value/target": losses.masked_mean(target, mask > 0),
+        "priority": priority(value - target, mask),
+    }
+    return loss, (metrics, stats)
+
+
+def values_and_targets(
+    params: Params,
+    target_params: Params,
+    batch: Trajectory,
+    stats: normalize.ValueNorm | None = None,
+    *,
+    nets: QNets,
+    cfg: QConfig,
+) -> tuple[Array, Array, Array, normalize.ValueNorm | None]:
+    """Q of what was done, its target y and the weight of both, `[L, M, K]`, for K = 1 team or N agents.
+
+    Args:
+      params, target_params, batch, nets, cfg: as for `q_loss`.
+      stats: running moments of returns, by which values are standardised; returned updated. None: they are not.
+    """
     steps, weight = after_burn_in(batch, cfg.burn_in)
     q, next_q = unroll(nets.agent, params["agent"], batch, cfg.burn_in)
     target_q, target_next_q = unroll(nets.agent, target_params["agent"], batch, cfg.burn_in)
-    chooser = jax.lax.stop_gradient(next_q) if cfg.double_q else target_next_q
-    next_value = losses.next_q(chooser, target_next_q, steps.next_obs.action_mask)
     value = losses.select(q, steps.action)
-    old_value = losses.select(target_q, steps.action) if cfg.returns == "harutyunyan" else None
+    old_value = losses.select(target_q, steps.action)
+    next_value = losses.next_q(next_q if cfg.double_q else target_next_q, target_next_q, steps.next_obs.action_mask)
 
-    reward, terminated, mask = steps.reward, steps.terminated, weight[..., None] * steps.obs.agent_mask
-    if nets.mixer is None and cfg.team_reward in ("sum", "mean"):
-        reward = jnp.broadcast_to(losses.team_reward(reward, cfg.team_reward)[..., None], reward.shape)
-    if nets.mixer is not None:
+    if nets.mixer is None:
+        reward, terminated, mask = steps.reward, steps.terminated, weight[..., None] * steps.obs.agent_mask
+        if cfg.team_reward in ("sum", "mean"):
+            reward = jnp.broadcast_to(losses.team_reward(reward, cfg.team_reward)[..., None], reward.shape)
+    else:
+        mixer = nets.mixer
         reward, terminated, mask = team(steps, weight, cfg.team_reward or "sum")
-        now, then = steps.obs.agent_mask, next_mask(steps, cfg)
-        value = nets.mixer.apply(params["mixer"], value * now, steps.obs.state)[..., None]
-        next_value = nets.mixer.apply(target_params["mixer"], next_value * then, steps.next_obs.state)[..., None]
-        if old_value is not None:
-            old_value = nets.mixer.apply(target_params["mixer"], old_value * now, steps.obs.state)[..., None]
+
+        def mix(params, q, obs, agent_mask):
+            return mixer.apply(params["mixer"], q * agent_mask, obs.state)[..., None]
+
+        value = mix(params, value, steps.obs, steps.obs.agent_mask)
+        old_value = mix(target_params, old_value, steps.obs, steps.obs.agent_mask)
+        next_value = mix(target_params, next_value, steps.next_obs, next_mask(steps, cfg))
 
     if stats is not None:
-        next_value = normalize.denormalize(stats, next_value)
-        old_value = None if old_value is None else normalize.denormalize(stats, old_value)
+        old_value, next_value = normalize.denormalize(stats, old_value), normalize.denormalize(stats, next_value)
     target = _targets(reward, terminated, steps.last, weight, next_value, old_value, cfg)
     if stats is not None:
         stats = normalize.update(stats, target, mask > 0, cfg.standardize_beta)
         target = normalize.normalize(stats, target)
-
-    target = jax.lax.stop_gradient(target)
-    error = losses.value_loss(value, target, huber_delta=cfg.huber_delta)
-    # An importance weight scales the error, not the count.
-    loss = losses.masked_mean(error * mask, mask > 0)
-    return loss, (
-        {
-            "loss/td": loss,
-            "value/q_taken": losses.masked_mean(value, mask > 0),
-            "value/target": losses.masked_mean(target, mask > 0),
-            "priority": priority(value - target, mask),
-        },
-        stats,
-    )
+    return value, jax.lax.stop_gradient(target), mask, stats
 
 
 def iql(spec: EnvSpec, cfg: QConfig, nets: QNets | None = None) -> Learner:

@@ -13,6 +13,7 @@ References:
   Rashid et al., 2020, Weighted QMIX (https://arxiv.org/abs/2006.10800).
 """
 
+import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -78,10 +79,44 @@ def wqmix_loss(
 
 
 def _wqmix_loss(params, target_params, batch, stats, *, variant, nets, cfg):
+    value, central_value, target, importance, weight, stats = weighted_values(
+        params, target_params, batch, stats, variant=variant, nets=nets, cfg=cfg
+    )
+    is_real = weight > 0
+    error = importance * losses.value_loss(value, target, huber_delta=cfg.huber_delta)
+    central_error = losses.value_loss(central_value, target, huber_delta=cfg.huber_delta)
+    loss_mixed = losses.masked_mean(error * weight, is_real)
+    loss_central = losses.masked_mean(central_error * weight, is_real)
+    loss = loss_mixed + cfg.central_loss_coef * loss_central
+    metrics = {
+        "loss/td": loss_mixed,
+        "loss/central": loss_central,
+        "value/q_taken": losses.masked_mean(value, is_real),
+        "value/target": losses.masked_mean(target, is_real),
+        "value/weight": losses.masked_mean(importance, is_real),
+        "priority": q_learning.priority((value - target)[..., None], weight[..., None]),
+    }
+    return loss, (metrics, stats)
+
+
+def weighted_values(
+    params: Params,
+    target_params: Params,
+    batch: Trajectory,
+    stats: normalize.ValueNorm | None = None,
+    *,
+    variant: str,
+    nets: WQMIXNets,
+    cfg: WQMIXConfig,
+) -> tuple[Array, Array, Array, Array, Array, normalize.ValueNorm | None]:
+    """Q_tot and Q̂* of what was done, their target y and the weight w (both without gradient), each `[L, M]`.
+
+    Then the weight of each step, 0 for padding, and `stats`, which are as for `q_learning.values_and_targets`.
+    """
     if variant not in VARIANTS:
         raise ValueError(f"variant={variant!r} is unknown: choose one of {', '.join(VARIANTS)}.")
     steps, weight = q_learning.after_burn_in(batch, cfg.burn_in)
-    blank = batch.replace(carry=jax.tree.map(jnp.zeros_like, batch.carry))
+    blank = dataclasses.replace(batch, carry=jax.tree.map(jnp.zeros_like, batch.carry))
     q, next_q = q_learning.unroll(nets.agent, params["agent"], batch, cfg.burn_in)
     central_q, _ = q_learning.unroll(nets.central_agent, params["central_agent"], blank, cfg.burn_in)
     old_q, old_next_q = q_learning.unroll(nets.central_agent, target_params["central_agent"], blank, cfg.burn_in)
@@ -103,9 +138,8 @@ def _wqmix_loss(params, target_params, batch, stats, *, variant, nets, cfg):
         next_value = normalize.denormalize(stats, next_value)
     reward, terminated, _ = q_learning.team(steps, weight, cfg.team_reward or "sum")
     target = reward[..., 0] + cfg.gamma * (1.0 - terminated[..., 0]) * next_value
-    is_real = weight > 0
     if stats is not None:
-        stats = normalize.update(stats, target, is_real, cfg.standardize_beta)
+        stats = normalize.update(stats, target, weight > 0, cfg.standardize_beta)
         target = normalize.normalize(stats, target)
     target = jax.lax.stop_gradient(target)
 
@@ -116,23 +150,7 @@ def _wqmix_loss(params, target_params, batch, stats, *, variant, nets, cfg):
     else:
         importance = losses.ow_weight(value, target, cfg.alpha)
 
-    importance = jax.lax.stop_gradient(importance)
-    error = importance * losses.value_loss(value, target, huber_delta=cfg.huber_delta)
-    central_error = losses.value_loss(central_value, target, huber_delta=cfg.huber_delta)
-    loss_mixed = losses.masked_mean(error * weight, is_real)
-    loss_central = losses.masked_mean(central_error * weight, is_real)
-    loss = loss_mixed + cfg.central_loss_coef * loss_central
-    return loss, (
-        {
-            "loss/td": loss_mixed,
-            "loss/central": loss_central,
-            "value/q_taken": losses.masked_mean(value, is_real),
-            "value/target": losses.masked_mean(target, is_real),
-            "value/weight": losses.masked_mean(importance, is_real),
-            "priority": q_learning.priority((value - target)[..., None], weight[..., None]),
-        },
-        stats,
-    )
+    return value, central_value, target, jax.lax.stop_gradient(importance), weight, stats
 
 
 def cw_qmix(spec: EnvSpec, cfg: WQMIXConfig, nets: WQMIXNets | None = None) -> Learner:
