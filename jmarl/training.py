@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import math
+import os
 import signal
 import threading
 import time
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
+from jmarl import buffers
 from jmarl import evaluation as evaluation_module
 from jmarl.logging import Sink
 from jmarl.types import Algorithm, Buffer, Env, EpisodeStats, Learner, Loop, Metrics, RunState, Trajectory, Transition
@@ -361,15 +363,20 @@ def run(
         "env_steps_per_step": loop.env_steps_per_step,
         "total_env_steps": num_steps * loop.env_steps_per_step,
     }
+    init = jax.jit(jax.vmap(lambda key: loop.init(key, cfg)))
+    keys_init = jax.random.split(key_init, num_seeds)
+    _report_replay(jax.eval_shape(init, keys_init).buffer, num_seeds)
+    # Everything is traced before anything is opened: what cannot run is refused here.
+    lowered = chunk.trace(jax.eval_shape(init, keys_init), 1).lower()
     for sink in sinks:
         sink.start(info)
     begin, done, num_chunks = time.perf_counter(), 0, 0
-    state = jax.jit(jax.vmap(loop.init, in_axes=(0, None)))(jax.random.split(key_init, num_seeds), cfg)
+    state, compiled = init(keys_init), lowered.compile()
     try:
         with _first_ctrl_c() as interrupted:
             while done < num_steps and not interrupted.is_set():
                 num = min(steps_per_chunk, num_steps - done)
-                state, metrics = chunk(state, num)
+                state, metrics = compiled(state, num)
                 done, num_chunks = done + num, num_chunks + 1
                 if evaluation is not None and (num_chunks % evaluation.every == 0 or done == num_steps):
                     keys = jax.random.split(jax.random.fold_in(key_eval, num_chunks), num_seeds)
@@ -383,6 +390,21 @@ def run(
     if done < num_steps:
         print(f"Stopped after {done} of {num_steps} iterations; what was learnt until then is kept.")
     return state
+
+
+def _report_replay(buffer: Any, num_seeds: int) -> None:
+    """Says what replay takes, and refuses what the device has no room for."""
+    needed, device = buffers.memory(buffer), jax.local_devices()[0]
+    if not needed:
+        return
+    stats = device.memory_stats() or {}  # None on a CPU
+    available = stats.get("bytes_limit", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    if needed > available:
+        raise ValueError(
+            f"Replay of {num_seeds} seeds takes {needed / 2**30:.1f} GiB, but {device.device_kind} has "
+            f"{available / 2**30:.1f} GiB: lower the buffer's capacity or the number of seeds."
+        )
+    print(f"Replay takes {needed / 2**20:,.1f} MiB for {num_seeds} seed{'s' if num_seeds > 1 else ''}.")
 
 
 @contextlib.contextmanager

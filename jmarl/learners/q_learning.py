@@ -339,8 +339,8 @@ def _targets(reward, terminated, last, weight, next_value, old_value, cfg):
     discount = cfg.gamma * (1.0 - terminated)
     if cfg.returns == "td":
         return reward + discount * next_value
-    is_padding = jnp.concatenate([weight[1:] == 0, jnp.ones_like(last[:1])])
-    cut = jnp.broadcast_to((last | is_padding)[..., None], reward.shape)
+    before_padding = jnp.concatenate([(weight[:-1] > 0) & (weight[1:] == 0), jnp.ones_like(last[:1])])
+    cut = jnp.broadcast_to((last | before_padding)[..., None], reward.shape)
     if cfg.returns == "peng":
         return losses.lambda_returns(reward, discount, next_value, cut, cfg.lambda_)
     return old_value + losses.gae(reward, discount, old_value, next_value, cut, cfg.lambda_)

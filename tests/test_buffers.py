@@ -1,0 +1,221 @@
+"""Replay: what is kept, what is overwritten, what is drawn, and what that costs."""
+
+import collections
+
+import flashbax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jmarl import buffers
+from jmarl.types import Buffer, Observation, Trajectory, Transition
+
+
+def rollout_of(ids, first, last, successors=None):
+    """A rollout `[T, B]` of one agent in which everything tells its step's id; carries are the id too."""
+    ids = np.asarray(ids)
+    successors = ids + 0.5 if successors is None else successors
+
+    def observation(x):
+        x = jnp.asarray(x, jnp.float32)[..., None]
+        ones = jnp.ones((*x.shape[:-1], 1), bool)
+        return Observation(agents=x[..., None], state=x, action_mask=ones[..., None], agent_mask=ones)
+
+    steps = Transition(
+        obs=observation(ids),
+        first=jnp.asarray(first),
+        action=jnp.asarray(ids, jnp.int32)[..., None],
+        reward=jnp.asarray(ids, jnp.float32)[..., None],
+        terminated=jnp.asarray(last)[..., None],
+        last=jnp.asarray(last),
+        next_obs=observation(successors),
+        extras=jnp.asarray(ids, jnp.float32)[..., None],
+    )
+    return Trajectory(steps=steps, carry=jnp.zeros((ids.shape[1], 1)))
+
+
+def transitions(*ids):
+    """A rollout of one environment in which every step is an episode."""
+    column, true = np.array(ids)[:, None], np.ones((len(ids), 1), bool)
+    return rollout_of(column, true, true)
+
+
+def filled(buffer, *rollouts):
+    state = buffer.init(rollouts[0])
+    for rollout in rollouts:
+        state = buffer.add(state, rollout)
+    return state
+
+
+# -------------------------------------------------------------------------------------------------------- the ring
+
+
+def test_the_oldest_make_room():
+    state = filled(buffers.uniform(5, 2), transitions(0, 1, 2), transitions(10, 11, 12))
+    assert sorted(state.steps.action.ravel().tolist()) == [1, 2, 10, 11, 12] and int(state.count) == 6
+
+
+def test_an_addition_may_be_as_large_as_the_buffer_and_no_larger():
+    state = filled(buffers.uniform(3, 2), transitions(0, 1, 2), transitions(10, 11, 12))
+    assert sorted(state.steps.action.ravel().tolist()) == [10, 11, 12]
+    with pytest.raises(ValueError, match=r"capacity=3 is smaller than one addition: .* can begin 4 sequences"):
+        buffers.uniform(3, 2).init(transitions(0, 1, 2, 3))
+
+
+def test_what_was_never_written_is_never_drawn():
+    for buffer in (buffers.uniform(50, 50), buffers.prioritized(50, 50)):
+        state = filled(buffer, transitions(7, 8, 9))
+        drawn = jax.jit(buffer.sample)(state, jax.random.key(0)).steps.action
+        assert set(drawn.ravel().tolist()) == {7, 8, 9}
+
+
+@st.composite
+def histories(draw):
+    """Which steps end an episode `[rollouts, T, B]`, sequence length and capacity: few shapes, few compilations."""
+    shape = draw(st.integers(1, 5)), 3, 2
+    ends = draw(st.lists(st.booleans(), min_size=shape[0] * 6, max_size=shape[0] * 6))
+    return np.array(ends).reshape(shape), *draw(st.sampled_from([(1, 7), (2, 6), (4, 7)]))
+
+
+_add = jax.jit(buffers._add)
+
+
+@given(histories())
+def test_contents_are_those_of_a_plain_deque(history):
+    """The model: lists of steps in a deque; a new list for an episode's first step and after a full list."""
+    ends, sequence_length, capacity = history
+    num_rollouts, length, num_envs = ends.shape
+    model, open_lists = collections.deque(maxlen=capacity), [None] * num_envs
+    buffer, state, first = buffers.uniform(capacity, 1, sequence_length), None, np.ones(num_envs, bool)
+    for k in range(num_rollouts):
+        ids = 1000 * k + np.arange(length * num_envs).reshape(length, num_envs)
+        firsts = np.concatenate([first[None], ends[k][:-1]])
+        rollout = rollout_of(ids, firsts, ends[k])
+        state = buffer.init(rollout) if state is None else state
+        state = _add(state, rollout)
+        for t in range(length):
+            for b in range(num_envs):
+                if firsts[t, b] or len(open_lists[b]) == sequence_length:
+                    open_lists[b] = []
+                    model.append(open_lists[b])
+                open_lists[b].append(int(ids[t, b]))
+        first = ends[k][-1]
+
+    assert int(state.count) >= len(model)
+    for age, expected in enumerate(reversed(model)):
+        row = (int(state.count) - 1 - age) % capacity
+        assert int(state.length[row]) == len(expected)
+        assert state.steps.action[row, : len(expected), 0].tolist() == expected
+        views = state.obs.state[row, : len(expected) + 1, 0].tolist()
+        assert views == [expected[0], *(i + 0.5 for i in expected)]  # the first view, then each step's true successor
+        assert float(state.carry[row, 0]) == expected[0]
+
+
+def test_sequences_carry_their_start_and_stop_at_an_episodes_end():
+    ids, last = np.arange(6)[:, None], np.array([0, 0, 0, 1, 0, 0], bool)[:, None]
+    first = np.roll(last, 1)
+    first[0] = True
+    buffer = buffers.uniform(64, 64, sequence_length=3)
+    batch = buffer.sample(filled(buffer, rollout_of(ids, first, last)), jax.random.key(0))
+    parts = batch.steps.action[0, :, 0], batch.weight.T, batch.carry
+    by_start = {int(start): (w, c) for start, w, c in zip(*parts, strict=True)}
+    assert {start: w.tolist() for start, (w, _) in by_start.items()} == {0: [1, 1, 1], 3: [1, 0, 0], 4: [1, 1, 0]}
+    assert all(float(c[0]) == start for start, (_, c) in by_start.items())
+    np.testing.assert_array_equal(
+        np.where(batch.weight > 0, batch.steps.next_obs.state[..., 0] - batch.steps.obs.state[..., 0], 0.5)[0], 0.5
+    )
+
+
+def test_another_dtype_or_shape_names_its_leaf():
+    state = filled(buffers.uniform(5, 2), transitions(0, 1))
+    other = transitions(2, 3)
+    wrong = other.replace(steps=other.steps.replace(reward=other.steps.reward.astype(jnp.float16)))
+    with pytest.raises(ValueError, match=r"steps\.reward is float16 of shape \(1,\) in the rollout, .* float32"):
+        buffers._add(state, wrong)
+    wrong = other.replace(steps=other.steps.replace(action=jnp.zeros((2, 1, 2), jnp.int32)))
+    with pytest.raises(ValueError, match=r"steps\.action is int32 of shape \(2,\)"):
+        buffers._add(state, wrong)
+
+
+def test_bad_sizes():
+    with pytest.raises(ValueError, match="capacity=4 is smaller than batch_size=8"):
+        buffers.uniform(4, 8)
+    with pytest.raises(ValueError, match="sequence_length=0 must be at least 1"):
+        buffers.prioritized(4, 2, 0)
+
+
+# ------------------------------------------------------------------------------------------------------ priorities
+
+
+def test_prioritized_draws_in_proportion_and_weighs_against_it():
+    buffer = buffers.prioritized(4000, 4000, priority_exponent=0.5, importance_exponent=1.0)
+    state = filled(buffer, transitions(0, 1, 2))
+    assert state.priority[:5].tolist() == [1, 1, 1, 0, 0]  # new ones as high as any
+    state = buffer.set_priority(state, jnp.array([0, 1, 2]), jnp.array([1.0, 4.0, 16.0]))  # roots 1, 2, 4
+    batch = buffer.sample(state, jax.random.key(1))
+    share = np.bincount(np.asarray(batch.index), minlength=3) / 4000
+    np.testing.assert_allclose(share, np.array([1, 2, 4]) / 7, atol=1e-3)  # stratified: hardly any noise
+    weight = {int(i): float(w) for i, w in zip(batch.index, batch.weight[0], strict=True)}
+    assert weight == pytest.approx({0: 1.0, 1: 0.5, 2: 0.25})
+    state = _add(state, transitions(3, 4, 5))
+    assert state.priority[3:6].tolist() == [16, 16, 16]
+
+
+def test_nothing_is_lost_by_a_priority_of_zero():
+    buffer = buffers.prioritized(4, 2)
+    state = buffer.set_priority(filled(buffer, transitions(0, 1)), jnp.array([0]), jnp.array([0.0]))
+    assert float(state.priority[0]) > 0
+
+
+# ------------------------------------------------------------------------------------------------------------ cost
+
+
+def test_a_donated_buffer_is_updated_in_place():
+    buffer, rollout = buffers.uniform(4096, 2, 4), transitions(*range(64))
+    state = jax.eval_shape(buffer.init, rollout)
+    analysis = jax.jit(buffer.add, donate_argnums=0).lower(state, rollout).compile().memory_analysis()
+    assert analysis.alias_size_in_bytes == buffers.memory(state)
+    assert analysis.temp_size_in_bytes < buffers.memory(state) / 10
+
+
+def test_memory_is_what_the_arrays_take():
+    state = filled(buffers.uniform(5, 2), transitions(0, 1))
+    assert buffers.memory(state) == sum(x.nbytes for x in jax.tree.leaves(state))
+    assert buffers.memory(jax.eval_shape(lambda: state)) == buffers.memory(state)
+
+
+def test_seeds_have_buffers_of_their_own():
+    buffer = buffers.uniform(4, 2)
+    rollouts = jax.tree.map(lambda *x: jnp.stack(x), transitions(0, 1), transitions(5, 6))
+    states = jax.vmap(buffer.add)(jax.vmap(buffer.init)(rollouts), rollouts)
+    assert states.steps.action[:, :2, 0, 0].tolist() == [[0, 1], [5, 6]]
+
+
+# ------------------------------------------------------------------------------------------------------- flashbax
+
+
+def test_flashbax_plugs_in_through_the_same_functions():
+    item_buffer = flashbax.make_item_buffer(
+        max_length=16, min_length=1, sample_batch_size=4, add_sequences=True, add_batches=False
+    )
+
+    def items(rollout):  # [T, B, ..] -> [T * B, ..], one transition each
+        steps = rollout.steps.replace(extras=None)
+        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), steps)
+
+    def sample(state, key):
+        steps = item_buffer.sample(state, key).experience
+        return Trajectory(steps=jax.tree.map(lambda x: x[None], steps))
+
+    theirs = Buffer(
+        init=lambda rollout: item_buffer.init(
+            jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), jax.eval_shape(items, rollout))
+        ),
+        add=lambda state, rollout: item_buffer.add(state, items(rollout)),
+        sample=sample,
+    )
+    batch = theirs.sample(filled(theirs, transitions(0, 1, 2)), jax.random.key(0))
+    assert batch.steps.action.shape == (1, 4, 1) and set(batch.steps.action.ravel().tolist()) <= {0, 1, 2}

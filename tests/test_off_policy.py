@@ -1,0 +1,202 @@
+"""The off-policy loop, and games that the value-based learners must solve with it."""
+
+import jax
+import numpy as np
+import pytest
+
+import jmarl
+from jmarl import PQNConfig, QConfig, WQMIXConfig, buffers, envs
+
+CLIMBING = envs.matrix_game([[8.0, -12.0, -12.0], [-12.0, 0.0, 0.0], [-12.0, 0.0, 0.0]])
+SMALL = QConfig(hidden_sizes=(8,), learning_rate=1e-3)
+
+
+def small_loop(algorithm=jmarl.vdn, env=CLIMBING, buffer=None, **options):
+    options = {"num_envs": 4, "rollout_length": 2, "warmup_steps": 20, "num_updates": 2} | options
+    return jmarl.off_policy(env, algorithm, buffer=buffer or buffers.uniform(64, 8), **options)
+
+
+# ------------------------------------------------------------------------------------------------------------ the loop
+
+
+def test_warm_up_is_collected_before_the_first_update():
+    run = jax.jit(small_loop().init)(jax.random.key(0), SMALL)
+    assert int(run.env_steps) == 24  # three rounds of eight: the first that reach 20
+    assert int(run.learner.step) == 0 and int(run.buffer.count) == 24
+
+
+def test_each_iteration_collects_once_and_learns_as_often_as_asked():
+    loop = small_loop()
+    run, metrics = jax.jit(jmarl.make_train(loop, 3))(jax.random.key(0), SMALL)
+    assert int(run.env_steps) == 24 + 3 * 8 and int(run.learner.step) == 3 * 2
+    assert int(run.buffer.count) == 48 and all(x.shape == (3,) for x in metrics.values())
+    assert loop.env_steps_per_step == 8 and loop.updates_per_step == 2
+
+
+def test_schedules_end_with_the_run():
+    cfg = SMALL.replace(learning_rate_schedule="linear", learning_rate_end=0.5)
+    _, metrics = jax.jit(jmarl.make_train(small_loop(), 4))(jax.random.key(0), cfg)
+    assert float(metrics["learning_rate"][-1]) == pytest.approx(1e-3 * (1 - 0.5 * 7.5 / 8))  # the mean of the last two
+
+
+def test_step_traces_once():
+    loop = small_loop(jmarl.qmix)
+    run = jax.jit(loop.init)(jax.random.key(0), SMALL)
+    traces = []
+
+    @jax.jit
+    def step(run):
+        traces.append(1)
+        return loop.step(run, SMALL)[0]
+
+    for _ in range(4):
+        run = step(run)
+    assert len(traces) == 1
+    before, after = jax.eval_shape(lambda run: run, run), jax.eval_shape(step, run)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), before) == jax.tree.map(lambda x: (x.shape, x.dtype), after)
+
+
+def test_seeds_side_by_side_equal_seeds_alone_and_differ():
+    train = jmarl.make_train(small_loop(algorithm=jmarl.qmix), 3)
+    keys = jax.random.split(jax.random.key(0), 2)
+    together, _ = jax.jit(jax.vmap(train, (0, None)))(keys, SMALL)
+    alone, _ = jax.jit(train)(keys[1], SMALL)
+    for x, y in zip(jax.tree.leaves(together.learner.params), jax.tree.leaves(alone.learner.params), strict=True):
+        np.testing.assert_allclose(x[1], y, rtol=1e-5, atol=1e-6)
+    assert (together.buffer.steps.action[0] != together.buffer.steps.action[1]).any()
+
+
+def primitives_over(shape, jaxpr):
+    """Names of all primitives that put out an array of this shape, inner jaxprs included."""
+    for equation in jaxpr.eqns:
+        if any(getattr(out.aval, "shape", None) == shape for out in equation.outvars):
+            yield equation.primitive.name
+        for inner in jax.tree.leaves(equation.params, is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")):
+            inner = getattr(inner, "jaxpr", inner)
+            if hasattr(inner, "eqns"):
+                yield from primitives_over(shape, inner)
+
+
+@pytest.mark.parametrize("make_buffer", [buffers.uniform, buffers.prioritized])
+def test_no_select_over_the_buffer_under_vmap(make_buffer):
+    loop = small_loop(buffer=make_buffer(61, 8))
+    keys = jax.random.split(jax.random.key(0), 3)
+    runs = jax.eval_shape(jax.vmap(lambda key: loop.init(key, SMALL)), keys)
+    jaxpr = jax.make_jaxpr(jax.vmap(lambda run: loop.step(run, SMALL)))(runs).jaxpr
+    found = set(primitives_over((3, 61, 1, 2), jaxpr))  # actions of every sequence
+    assert "scatter" in found and not found & {"select_n", "cond", "copy"}, found
+
+
+def test_prioritized_replay_learns_and_remembers_errors():
+    loop = small_loop(buffer=buffers.prioritized(64, 8))
+    run, metrics = jax.jit(jmarl.make_train(loop, 5))(jax.random.key(0), SMALL)
+    priority = run.buffer.priority[: int(run.buffer.count)]
+    assert len(np.unique(priority)) > 3 and (priority > 0).all() and np.isfinite(metrics["loss/td"]).all()
+    assert "priority" not in metrics
+
+
+def test_a_sweep_over_learning_rates_is_one_trace_and_equals_single_runs():
+    train = jmarl.make_train(small_loop(), 2)
+    traces = []
+
+    def counted(key, cfg):
+        traces.append(1)
+        return train(key, cfg)[0].learner.params
+
+    cfgs, axes = jmarl.sweep(SMALL, learning_rate=[1e-3, 1e-2])
+    swept = jax.jit(jax.vmap(counted, (None, axes)))(jax.random.key(0), cfgs)
+    alone = jax.jit(train)(jax.random.key(0), SMALL.replace(learning_rate=1e-2))[0].learner.params
+    assert len(traces) == 1
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x[1], y, rtol=1e-5, atol=1e-6), swept, alone)
+
+
+def test_run_says_what_the_replay_takes_and_refuses_what_does_not_fit(capsys):
+    loop = small_loop()
+    jmarl.run(loop, jax.random.key(0), SMALL, num_steps=1, num_seeds=2)
+    assert "Replay takes" in capsys.readouterr().out
+    huge = small_loop(buffer=buffers.uniform(2**31 - 1, 8))
+    with pytest.raises(ValueError, match=r"Replay of 2 seeds takes .* GiB, .* has .*: lower the buffer's capacity"):
+        jmarl.run(huge, jax.random.key(0), SMALL, num_steps=1, num_seeds=2)
+
+
+def test_bad_loops():
+    with pytest.raises(ValueError, match="num_updates=0 must be at least 1"):
+        small_loop(num_updates=0)
+    with pytest.raises(ValueError, match="warmup_steps=-1 must not be negative"):
+        small_loop(warmup_steps=-1)
+    with pytest.raises(ValueError, match="capacity=6 is smaller than one addition"):
+        jax.eval_shape(small_loop(buffer=buffers.uniform(6, 2)).init, jax.random.key(0), SMALL)
+
+
+# ---------------------------------------------------------------------------------------- games of known solution
+
+
+def returns_after(loop, cfg, num_steps, num_seeds=3):
+    """Greedy return of each seed, averaged over agents."""
+
+    def train(key):
+        run, _ = jmarl.make_train(loop, num_steps)(key, cfg)
+        learner = loop.algorithm(loop.env.spec, cfg)
+        return jmarl.evaluate(loop.env, learner, run.learner, key, num_episodes=8)["eval/return_mean"]
+
+    return np.asarray(jax.jit(jax.vmap(train))(jax.random.split(jax.random.key(0), num_seeds)))
+
+
+@pytest.mark.parametrize("name, payoff", [("vdn", 0.0), ("qmix", 0.0), ("cw_qmix", 8.0), ("ow_qmix", 8.0)])
+def test_climbing_game(name, payoff):
+    """VDN and QMIX settle on the safe payoff 0; weighted QMIX finds the 8 behind the -12."""
+    config_class = WQMIXConfig if name in ("cw_qmix", "ow_qmix") else QConfig
+    cfg = config_class(
+        learning_rate=3e-3,
+        hidden_sizes=(16,),
+        mixer_embed_size=4,
+        mixer_hypernet_sizes=(4,),
+        target_update_interval=50,
+        epsilon_end=0.1,
+        epsilon_steps=2000,
+        team_reward="mean",
+    )
+    loop = small_loop(getattr(jmarl, name), num_envs=16, rollout_length=1, buffer=buffers.uniform(500, 64))
+    assert returns_after(loop, cfg, 600).tolist() == [payoff] * 3
+
+
+def test_memory_probe_needs_and_gets_memory():
+    """The cue is seen on the first of four steps and asked for on the last."""
+    env = envs.probe("memory", num_agents=2)
+    cfg = QConfig(
+        learning_rate=5e-3,
+        hidden_sizes=(16,),
+        recurrent=True,
+        cell_size=16,
+        epsilon_steps=2000,
+        target_update_interval=20,
+    )
+    loop = small_loop(jmarl.iql, env, buffers.uniform(500, 32, 4), num_envs=8, rollout_length=4, num_updates=1)
+    assert (returns_after(loop, cfg, 300) == 1.0).all()
+
+
+def test_a_time_limit_bootstraps():
+    """Reward 1 on each of 10 steps, then truncated: V = 1 / (1 - γ), also at the end."""
+    env = envs.probe("time_limit")
+    cfg = QConfig(learning_rate=1e-2, hidden_sizes=(8,), gamma=0.9, target_update_interval=10)
+    loop = small_loop(jmarl.iql, env, buffers.uniform(200, 32))
+    _, metrics = jax.jit(jmarl.make_train(loop, 400))(jax.random.key(0), cfg)
+    assert float(metrics["value/q_taken"][-1]) == pytest.approx(10.0, rel=0.05)
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_pqn_solves_the_action_observation_probe(recurrent):
+    env = envs.probe("action_observation", num_agents=2)
+    cfg = PQNConfig(
+        learning_rate=3e-3, hidden_sizes=(16,), num_minibatches=2, epsilon_steps=500, recurrent=recurrent, cell_size=8
+    )
+    loop = jmarl.on_policy(env, jmarl.pqn_vdn, num_envs=16, rollout_length=4)
+    assert (returns_after(loop, cfg, 80) == 1.0).all()
+
+
+def test_pqn_returns_are_q_lambda_with_the_true_successor():
+    """A time limit bootstraps from the true successor: V = 1 / (1 - γ)."""
+    cfg = PQNConfig(learning_rate=1e-2, hidden_sizes=(8,), layer_norm=False, num_minibatches=2, lambda_=0.8)
+    loop = jmarl.on_policy(envs.probe("time_limit"), jmarl.pqn_vdn, num_envs=4, rollout_length=8)
+    _, metrics = jax.jit(jmarl.make_train(loop, 150))(jax.random.key(0), cfg)
+    assert float(metrics["value/q_taken"][-1]) == pytest.approx(10.0, rel=0.05)

@@ -1,0 +1,442 @@
+"""IQL, VDN, QMIX, weighted QMIX and PQN: known answers, invariances, games with known solutions, bad input."""
+
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.optimize
+from hypothesis import given
+from hypothesis import strategies as st
+
+import jmarl
+from jmarl import PQNConfig, QConfig, WQMIXConfig, envs, exploration, losses
+from jmarl.learners import q_learning, wqmix
+from jmarl.networks import mixers
+from jmarl.types import Network, Trajectory, Transition, zero_observation
+
+TRUE = jnp.ones(2, bool)
+
+# ------------------------------------------------------------------------------------------------------ known answers
+
+
+def test_double_q_values_what_the_online_network_chose():
+    next_q = losses.next_q(jnp.array([1.0, 3.0]), jnp.array([10.0, 2.0]), TRUE)
+    assert float(1 + 0.9 * next_q) == pytest.approx(2.8)  # wrong: 10
+
+
+def test_only_actions_legal_in_the_successor_count():
+    q = jnp.array([5.0, 1.0, 9.0])
+    assert float(1 + 0.9 * losses.next_q(q, q, jnp.array([True, True, False]))) == pytest.approx(5.5)  # wrong: 9.1
+
+
+def table_network(table):
+    """A network without parameters: an agent's view is the index of its row of values."""
+    values = jnp.asarray(table)
+    return Network(
+        init=lambda key: {},
+        apply=lambda params, carry, obs, first: (carry, values[obs.agents[..., 0].astype(int)]),
+        init_carry=lambda batch_shape: (),
+    )
+
+
+def batch_of(views, next_views, action, reward, terminated, *, num_actions, num_agents=1, weight=None, first=None):
+    """One sequence; all arguments are lists over time, each entry for every agent."""
+    length = len(views)
+    spec = envs.matrix_game(np.zeros((num_actions,) * num_agents)).spec
+    wide = lambda x: jnp.broadcast_to(jnp.asarray(x)[:, None, None], (length, 1, num_agents))  # noqa: E731
+    obs = zero_observation(spec, (length, 1))
+    terminated = wide(np.asarray(terminated, bool))
+    steps = Transition(
+        obs=obs.replace(agents=wide(views)[..., None].astype(float)),
+        first=jnp.zeros((length, 1), bool) if first is None else jnp.asarray(first)[:, None],
+        action=wide(action),
+        reward=wide(np.asarray(reward, np.float32)),
+        terminated=terminated,
+        last=terminated.all(-1),
+        next_obs=obs.replace(agents=wide(next_views)[..., None].astype(float)),
+    )
+    return Trajectory(steps=steps, weight=None if weight is None else jnp.asarray(weight, float)[:, None])
+
+
+def targets(table, batch, **config):
+    nets = q_learning.QNets(table_network(table), None)
+    params = {"agent": {}, "mixer": {}}
+    _, target, mask, _ = q_learning.values_and_targets(params, params, batch, nets=nets, cfg=QConfig(**config))
+    return target[:, 0, 0].tolist(), mask[:, 0, 0].tolist()
+
+
+def test_target_across_an_episodes_end():
+    batch = batch_of([0, 1, 2], [1, 2, 3], [0, 0, 0], [1.0, 10.0, 2.0], [0, 1, 0], num_actions=1)
+    target, mask = targets([[0.0], [6.0], [7.0], [8.0]], batch, gamma=0.5)
+    assert target == [4.0, 10.0, 6.0]  # wrong: [4, 13.5, 2]
+    assert mask == [1, 1, 0]  # what follows an episode's end in a sequence belongs to another episode
+
+
+def test_masks_of_padded_episodes():
+    batch = batch_of(
+        range(6), range(1, 7), [0] * 6, [0.0] * 6, [0, 0, 0, 1, 0, 0], num_actions=1, weight=[1, 1, 1, 1, 0, 0]
+    )
+    _, mask = targets(np.zeros((7, 1)), batch)
+    assert mask == [1, 1, 1, 1, 0, 0]
+
+
+def test_peng_and_harutyunyan_over_padded_and_unpadded_windows():
+    """r = 1, gamma = lambda = 1/2, max Q of the successors 4, 4, 8."""
+    q = [[0.0, 0.0], [4.0, 1.0], [4.0, 1.0], [8.0, 0.0]]
+    window = batch_of([0, 1, 2], [1, 2, 3], [0, 0, 0], [1.0] * 3, [0, 0, 0], num_actions=2)
+    half = {"gamma": 0.5, "lambda_": 0.5, "double_q": False}
+    assert targets(q, window, returns="peng", **half)[0] == [2.8125, 3.25, 5.0]
+    ended = batch_of([0, 1, 2], [1, 2, 3], [0, 0, 0], [1.0] * 3, [1, 0, 0], num_actions=2)
+    assert targets(q, ended, returns="peng", **half)[0] == [1.0, 3.25, 5.0]  # wrong: [1.6875, 2.75, 3]
+    padded = batch_of([0, 1, 2], [1, 2, 3], [0, 0, 0], [1.0] * 3, [0, 0, 0], num_actions=2, weight=[1, 1, 0])
+    assert targets(q, padded, returns="peng", **half)[0][:2] == [2.75, 3.0]
+    # Greedy actions throughout: the off-policy correction of Harutyunyan is that of Peng.
+    assert targets(q, window, returns="harutyunyan", **half)[0] == [2.8125, 3.25, 5.0]
+    # An action that was not greedy, worth 1 where the best is worth 4: 1 + 4/2 + (3.25 - 1)/4.
+    explored = batch_of([0, 1, 2], [1, 2, 3], [0, 1, 0], [1.0] * 3, [0, 0, 0], num_actions=2)
+    assert targets(q, explored, returns="harutyunyan", **half)[0] == [1 + 2 + (3.25 - 1) / 4, 3.25, 5.0]
+
+
+def test_team_reward_and_rewards_of_individual_agents():
+    batch = batch_of([0], [0], [0], [1.0], [1], num_actions=1, num_agents=3)
+    steps = batch.steps.replace(reward=jnp.array([[[1.0, 2.0, 6.0]]]))
+    batch, nets = batch.replace(steps=steps), q_learning.QNets(table_network([[0.0]]), None)
+    params = {"agent": {}, "mixer": {}}
+
+    def target(nets, **config):
+        parts = q_learning.values_and_targets(params, params, batch, nets=nets, cfg=QConfig(**config))
+        return parts[1].ravel().tolist()
+
+    team = nets._replace(mixer=mixers.vdn())
+    assert target(team) == [9.0] and target(team, team_reward="mean") == [3.0]
+    assert target(nets) == [1.0, 2.0, 6.0] and target(nets, team_reward="sum") == [9.0] * 3
+
+
+def test_weights_of_weighted_qmix():
+    weight = losses.ow_weight(jnp.array([2.0, 2.0]), jnp.array([3.0, 1.0]), alpha=0.1)
+    assert float(jnp.mean(weight * jnp.array([1.0, 1.0]))) == pytest.approx(0.55)
+    one_of_two = losses.is_greedy(jnp.array([0, 1]), jnp.array([0, 0]), TRUE)
+    assert not one_of_two and losses.is_greedy(jnp.array([0, 1]), jnp.array([0, 0]), jnp.array([True, False]))
+    assert losses.cw_weight(one_of_two, jnp.float32(1.0), jnp.float32(2.0), 0.1) == pytest.approx(0.1)
+
+
+def weighted_setup(variant="cw", **config):
+    """Agents prefer action 0 by their own values; the central value prefers 1: Q̂* = 1 and 9."""
+    batch = batch_of([0], [0], [1], [0.0], [0], num_actions=2, num_agents=1)
+    central = table_network([[1.0, 9.0]])
+    total = mixers.vdn()
+    nets = wqmix.WQMIXNets(table_network([[2.0, 1.0]]), total, central, total)
+    params = {name: {} for name in nets._fields}
+    cfg = WQMIXConfig(gamma=1.0, **config)
+    return wqmix.weighted_values(params, params, batch, variant=variant, nets=nets, cfg=cfg)
+
+
+def test_the_greedy_joint_action_comes_from_the_agents_never_from_the_central_value():
+    value, central, target, weight, _, _ = weighted_setup()
+    assert float(target[0, 0]) == 1.0  # wrong: 9
+    assert float(value[0, 0]) == 1.0 and float(central[0, 0]) == 9.0  # the central loss fits the action taken
+    assert float(weight[0, 0]) == pytest.approx(0.1)  # not greedy, and y = 1 is not above the greedy action's 1
+
+
+def test_an_unknown_variant_raises():
+    with pytest.raises(ValueError, match="variant='wo' is unknown: choose one of cw, ow"):
+        weighted_setup("wo")
+
+
+@given(st.lists(st.floats(-5, 5), min_size=3, max_size=3), st.integers(0, 50))
+def test_qmix_is_monotone_in_every_agent(q, seed):
+    slope = _slope(jnp.array(q), jax.random.key(seed))
+    assert (np.asarray(slope) >= 0).all()
+
+
+@jax.jit
+def _slope(q, key):
+    """dQ_tot/dq of a mixer and a state that the key decides."""
+    spec = envs.matrix_game(np.zeros((2, 2, 2))).spec
+    mix = mixers.mixer(mixers.QMIX(embed_size=4, hypernet_sizes=(5,)), spec)
+    return jax.grad(mix.apply, argnums=1)(mix.init(key), q, 3 * jax.random.normal(key, spec.state_shape))
+
+
+def test_a_new_central_mixer_is_not_monotone():
+    spec = envs.matrix_game(np.zeros((2, 2, 2))).spec
+    mix = mixers.mixer(mixers.Central((8, 8, 8), 8), spec)
+    slopes = jax.vmap(lambda key: jax.grad(mix.apply, 1)(mix.init(key), jnp.ones(3), jnp.ones(3)))
+    assert (slopes(jax.random.split(jax.random.key(0), 8)) < 0).any()
+
+
+# -------------------------------------------------------------------------------------------------------- exploration
+
+
+def test_epsilon_greedy_draws_legal_actions_evenly():
+    q, legal = jnp.array([1.0, 2.0, 0.0, 9.0]), jnp.array([True, True, True, False])
+    q, legal = (jnp.broadcast_to(x, (4000, 4)) for x in (q, legal))
+    act = jax.jit(exploration.epsilon_greedy)
+    share = lambda eps: np.bincount(act(jax.random.key(1), q, legal, eps), minlength=4) / 4000  # noqa: E731
+    np.testing.assert_allclose(share(1.0), [1 / 3, 1 / 3, 1 / 3, 0], atol=0.03)
+    np.testing.assert_allclose(share(0.3), [0.1, 0.8, 0.1, 0], atol=0.03)
+    assert share(0.0).tolist() == [0, 1, 0, 0]
+
+
+@pytest.mark.parametrize("kind, half_way", [("linear", 0.55), ("exponential", 0.1**0.5), ("constant", 1.0)])
+def test_epsilon_decays_in_environment_steps(kind, half_way):
+    env = envs.matrix_game(np.eye(2))
+    cfg = QConfig(hidden_sizes=(4,), epsilon_end=0.1, epsilon_steps=1000, epsilon_schedule=kind)
+    learner = jmarl.iql(env.spec, cfg)
+    state = learner.init(jax.random.key(0))
+    update = jax.jit(learner.update)
+    batch = batch_of([0], [0], [0], [0.0], [1], num_actions=2, num_agents=2)
+    epsilons = [
+        float(update(dataclasses.replace(state, env_steps=jnp.int32(n)), batch, jax.random.key(0))[1]["epsilon"])
+        for n in (0, 500, 1000, 5000)
+    ]
+    end = 1.0 if kind == "constant" else 0.1
+    np.testing.assert_allclose(epsilons, [1.0, half_way, end, end], rtol=1e-5)
+
+
+# -------------------------------------------------------------------------------------------------------- invariances
+
+SMALL = {"hidden_sizes": (8,), "mixer_embed_size": 4, "mixer_hypernet_sizes": (4,)}
+LEARNERS = {
+    "iql": (jmarl.iql, QConfig(**SMALL)),
+    "vdn": (jmarl.vdn, QConfig(**SMALL)),
+    "qmix": (jmarl.qmix, QConfig(**SMALL)),
+    "cw_qmix": (jmarl.cw_qmix, WQMIXConfig(**SMALL, central_sizes=(8, 8, 8))),
+    "ow_qmix": (jmarl.ow_qmix, WQMIXConfig(**SMALL, central_sizes=(8, 8, 8))),
+}
+
+
+def random_batch(spec, key, length=4, batch_size=6, carry=()):
+    """Random sequences of a two-agent game, none of which ends."""
+    keys = jax.random.split(key, 6)
+    shape = (length, batch_size, spec.num_agents)
+
+    def observation(key):
+        obs = zero_observation(spec, shape[:2])
+        views = jax.random.normal(key, obs.agents.shape)
+        return obs.replace(agents=views, state=jax.random.normal(key, obs.state.shape))
+
+    return Trajectory(
+        steps=Transition(
+            obs=observation(keys[0]),
+            first=jnp.zeros(shape[:2], bool).at[0].set(True),
+            action=jax.random.randint(keys[1], shape, 0, spec.num_actions),
+            reward=jax.random.normal(keys[2], shape),
+            terminated=jnp.zeros(shape, bool),
+            last=jnp.zeros(shape[:2], bool),
+            next_obs=observation(keys[3]),
+        ),
+        carry=carry,
+        weight=jnp.ones(shape[:2]),
+    )
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+@pytest.mark.parametrize("name", LEARNERS)
+def test_padding_and_inactive_agents_change_nothing_and_every_parameter_learns(name, recurrent):
+    """What lies beyond a sequence's end or belongs to a dead agent may be anything."""
+    algorithm, cfg = LEARNERS[name]
+    spec = envs.matrix_game(np.zeros((3, 3))).spec
+    learner = algorithm(spec, cfg.replace(recurrent=recurrent, cell_size=4))
+    state = jax.jit(learner.init)(jax.random.key(0))
+    update = jax.jit(learner.update)
+    batch = random_batch(spec, jax.random.key(1), carry=learner.init_carry((6,)))
+    steps = batch.steps
+    dead = steps.obs.agent_mask.at[:, 2, 1].set(False)
+    steps = steps.replace(obs=steps.obs.replace(agent_mask=dead), next_obs=steps.next_obs.replace(agent_mask=dead))
+    batch = batch.replace(steps=steps, weight=batch.weight.at[2:, 3].set(0.0))
+
+    garbage = random_batch(spec, jax.random.key(2)).steps
+    padded = jnp.zeros((4, 6), bool).at[3, 3].set(True)  # step 3 of sequence 3; step 2 is what step 1 leads to
+
+    def mix(ours, other, where):
+        return jnp.where(where.reshape(where.shape + (1,) * (ours.ndim - where.ndim)), other, ours)
+
+    spoilt = jax.tree.map(lambda x, y: mix(x, y, padded), steps, garbage.replace(first=steps.first))
+    is_dead = jnp.zeros((4, 6, 2), bool).at[:, 2, 1].set(True)
+    spoilt = spoilt.replace(
+        action=mix(spoilt.action, garbage.action, is_dead),
+        obs=spoilt.obs.replace(agents=mix(spoilt.obs.agents, garbage.obs.agents, is_dead)),
+        next_obs=spoilt.next_obs.replace(agents=mix(spoilt.next_obs.agents, garbage.next_obs.agents, is_dead)),
+    )
+    new, _ = update(state, batch, jax.random.key(3))
+    same, _ = update(state, batch.replace(steps=spoilt), jax.random.key(3))
+    for x, y in zip(jax.tree.leaves(new.params), jax.tree.leaves(same.params), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-7)
+    moved = jax.tree.map(lambda x, y: bool((x != y).any()), state.params, new.params)
+    assert all(jax.tree.leaves(moved)), moved
+
+
+def test_an_empty_batch_gives_zero_loss_and_gradient():
+    spec = envs.matrix_game(np.zeros((3, 3))).spec
+    cfg = LEARNERS["qmix"][1]
+    nets = q_learning.QNets(q_learning.q_network(spec, cfg), q_learning.monotonic_mixer(spec, cfg))
+    params = jmarl.qmix(spec, cfg, nets).init(jax.random.key(0)).params
+    batch = random_batch(spec, jax.random.key(1))
+    batch = batch.replace(weight=jnp.zeros_like(batch.weight))
+    loss = jax.jit(jax.value_and_grad(lambda p: jmarl.q_loss(p, params, batch, nets=nets, cfg=cfg)[0]))
+    value, grads = loss(params)
+    assert float(value) == 0 and all((x == 0).all() for x in jax.tree.leaves(grads))
+
+
+def test_importance_weights_scale_errors_and_not_the_count():
+    batch = batch_of([0, 0], [0, 0], [0, 0], [2.0, 4.0], [0, 0], num_actions=1, weight=[0.5, 0.25])
+    nets, params = q_learning.QNets(table_network([[0.0]]), None), {"agent": {}, "mixer": {}}
+    loss, metrics = jmarl.q_loss(params, params, batch, nets=nets, cfg=QConfig())
+    assert float(loss) == (0.5 * 4 + 0.25 * 16) / 2
+    assert metrics["priority"].tolist() == [3.0]
+
+
+def test_burn_in_warms_the_state_up_without_gradient():
+    spec = envs.matrix_game(np.zeros((3, 3))).spec
+    cfg = LEARNERS["vdn"][1].replace(recurrent=True, cell_size=4, burn_in=2)
+    agent = q_learning.q_network(spec, cfg)
+    params, carry = agent.init(jax.random.key(0)), agent.init_carry((6,))
+    batch = random_batch(spec, jax.random.key(1), carry=carry)
+    # Inside an episode a step's successor is the next step.
+    views = jnp.concatenate([batch.steps.obs.agents[1:], batch.steps.next_obs.agents[-1:]])
+    batch = batch.replace(steps=batch.steps.replace(next_obs=batch.steps.next_obs.replace(agents=views)))
+    whole, _ = q_learning.unroll(agent, params, batch, 0)
+    warm, _ = q_learning.unroll(agent, params, batch, 2)
+    np.testing.assert_allclose(warm, whole[2:], rtol=1e-5)
+    steps, weight = q_learning.after_burn_in(batch, 2)
+    assert steps.first.shape == weight.shape == (2, 6)
+
+    grad = jax.grad(lambda p: jnp.sum(q_learning.unroll(agent, p, batch, 2)[0] ** 2))(params)
+    cut = jax.tree.map(lambda x: x[2:], batch.steps)
+    carried = agent.apply(params, carry, jax.tree.map(lambda x: x[:2], batch.steps.obs), batch.steps.first[:2])[0]
+    tail = batch.replace(steps=cut, carry=jax.lax.stop_gradient(carried), weight=None)
+    expected = jax.grad(lambda p: jnp.sum(q_learning.unroll(agent, p, tail, 0)[0] ** 2))(params)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), grad, expected)
+
+
+def test_target_network_is_copied_every_few_steps_or_follows_slowly():
+    params, target = {"w": jnp.ones(2)}, {"w": jnp.zeros(2)}
+    move = lambda step, interval, tau: q_learning.update_target(  # noqa: E731
+        target, params, jnp.int32(step), interval, tau
+    )["w"].tolist()
+    assert move(3, 4, 1.0) == [0, 0] and move(4, 4, 1.0) == [1, 1] and move(1, 1, 0.25) == [0.25, 0.25]
+
+
+def test_learning_rate_ends_at_its_end_value():
+    spec = envs.matrix_game(np.zeros((3, 3))).spec
+    cfg = LEARNERS["vdn"][1].replace(
+        learning_rate=1e-3, learning_rate_schedule="linear", learning_rate_end=0.1, num_updates=4
+    )
+    learner = jmarl.vdn(spec, cfg)
+    state, update = learner.init(jax.random.key(0)), jax.jit(learner.update)
+    rates = []
+    for _ in range(4):
+        state, metrics = update(state, random_batch(spec, jax.random.key(1)), jax.random.key(2))
+        rates.append(float(metrics["learning_rate"]))
+    np.testing.assert_allclose(rates, [7.75e-4, 5.5e-4, 3.25e-4, 1e-4], rtol=1e-5)
+
+
+def test_standardised_rewards_and_returns_are_undone_before_they_mix():
+    """A constant reward of 10 and one step: y = 10, whatever the network's scale."""
+    env = envs.matrix_game(np.full((2, 2), 5.0))
+    cfg = LEARNERS["vdn"][1].replace(standardize_return=True, standardize_beta=0.0)
+    learner = jmarl.vdn(env.spec, cfg)
+    state, update = learner.init(jax.random.key(0)), jax.jit(learner.update)
+    batch = batch_of([0, 0], [0, 0], [0, 1], [5.0, 5.0], [0, 1], num_actions=2, num_agents=2)
+    batch = batch.replace(steps=batch.steps.replace(terminated=jnp.ones((2, 1, 2), bool)))
+    state, metrics = update(state, batch, jax.random.key(0))
+    assert float(state.extras["return"].mean) == 10.0 and float(metrics["value/target"]) == 0.0
+    learner = jmarl.vdn(env.spec, cfg.replace(standardize_return=False, standardize_reward=True))
+    state, metrics = jax.jit(learner.update)(learner.init(jax.random.key(0)), batch, jax.random.key(0))
+    assert float(metrics["value/target"]) == 0.0  # a constant reward less its mean
+
+
+# ------------------------------------------------------------------------------------------- games of known solution
+
+
+def best_monotone_fit(payoff, weight):
+    """Greedy joint action of the best monotone fit: least squares for every order of the agents' values."""
+    num_actions = len(payoff)
+    # Monotone tables are a constant plus a non-negative sum of steps at up-closed sets.
+    rows = itertools.product(range(num_actions + 1), repeat=num_actions)
+    steps = [np.arange(num_actions) >= np.array(cuts)[:, None] for cuts in rows if sorted(cuts)[::-1] == list(cuts)]
+    basis = np.stack([step.ravel() for step in steps] + [-np.ones(num_actions**2)], axis=1)
+    fits = []
+    for order in itertools.product(itertools.permutations(range(num_actions)), repeat=2):
+        y, root = payoff[np.ix_(*order)].ravel(), np.sqrt(weight[np.ix_(*order)].ravel())
+        fits.append((scipy.optimize.nnls(basis * root[:, None], y * root)[1], (order[0][-1], order[1][-1])))
+    return min(fits)[1]
+
+
+def test_a_uniform_fit_provably_picks_wrong_where_central_weighting_picks_right():
+    payoff = np.array([[6.0, -12.0, -12.0], [-12.0, 0.0, 0.0], [-12.0, 0.0, 0.0]])
+    assert best_monotone_fit(payoff, np.ones((3, 3))) == (1, 1)
+    joint = jnp.stack(jnp.meshgrid(jnp.arange(3), jnp.arange(3), indexing="ij"), axis=-1)
+    for alpha in (0.1, 0.5):
+        best = jnp.zeros_like(joint)
+        match = losses.is_greedy(joint, best, jnp.ones_like(joint, bool))
+        weight = losses.cw_weight(match, jnp.asarray(payoff), jnp.full((3, 3), payoff[0, 0]), alpha)
+        assert best_monotone_fit(payoff, np.asarray(weight)) == (0, 0)
+
+
+# ------------------------------------------------------------------------------------------------------------ sharing
+
+
+@pytest.mark.parametrize("sharing", ["shared", "per_agent", "per_group"])
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_agents_of_different_sizes_share_as_they_are_told(sharing, recurrent):
+    spec = envs.matrix_game(np.zeros((2, 3))).spec._replace(obs_sizes=(1, 1))
+    cfg = QConfig(hidden_sizes=(8,), cell_size=4, sharing=sharing, recurrent=recurrent)
+    learner = jmarl.vdn(spec, cfg)
+    state, carry = learner.init(jax.random.key(0)), learner.init_carry((5,))
+    obs = zero_observation(spec, (5,)).replace(action_mask=jnp.ones((5, 2, 3), bool).at[:, 0, 2].set(False))
+    action, new_carry, before = learner.act(state, carry, obs, jnp.ones(5, bool), jax.random.key(1))
+    assert action.shape == (5, 2) and action.dtype == jnp.int32 and (action[:, 0] < 2).all()
+    assert jax.tree.structure(new_carry) == jax.tree.structure(before) == jax.tree.structure(carry)
+
+
+# ---------------------------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    "algorithm, config, message",
+    [
+        (
+            jmarl.qmix,
+            {"team_reward": "individual"},
+            "team_reward='individual' is unknown here: choose one of sum",
+        ),
+        (jmarl.iql, {"returns": "lambda"}, "returns='lambda' is unknown here: choose one of td, peng, harutyunyan"),
+        (jmarl.vdn, {"epsilon_end": 1.5}, r"epsilon_end=1.5 is a probability: choose it in \[0, 1\]"),
+        (jmarl.vdn, {"epsilon_start": -0.1}, "epsilon_start=-0.1 is a probability"),
+        (jmarl.vdn, {"epsilon_end": 0.0, "epsilon_schedule": "exponential"}, "epsilon_end=0 must be positive"),
+        (jmarl.vdn, {"target_update_interval": 0}, "target_update_interval=0 must be at least 1"),
+        (jmarl.vdn, {"hidden_sizes": (0,)}, r"hidden_sizes=\(0,\) must hold positive widths"),
+        (jmarl.vdn, {"burn_in": 2}, "burn_in=2 warms up recurrent networks: set recurrent=True"),
+        (jmarl.vdn, {"learning_rate_schedule": "linear"}, "learning_rate_schedule='linear' needs num_updates"),
+        (jmarl.qmix, {"next_agent_mask": "none"}, "next_agent_mask='none' is unknown here"),
+    ],
+)
+def test_bad_configs(algorithm, config, message):
+    with pytest.raises(ValueError, match=message):
+        algorithm(envs.matrix_game(np.eye(2)).spec, QConfig(**config))
+
+
+def test_weighted_qmix_has_one_step_targets_and_two_conditions():
+    spec = envs.matrix_game(np.eye(2)).spec
+    with pytest.raises(ValueError, match="returns='peng' is not defined for weighted QMIX"):
+        jmarl.cw_qmix(spec, WQMIXConfig(returns="peng"))
+    with pytest.raises(ValueError, match="condition='both' is unknown: choose online or target"):
+        jmarl.cw_qmix(spec, WQMIXConfig(condition="both"))
+
+
+@pytest.mark.parametrize("algorithm, config", [(jmarl.iql, QConfig()), (jmarl.pqn_vdn, PQNConfig())])
+def test_continuous_actions_are_refused(algorithm, config):
+    with pytest.raises(ValueError, match="those of continuous are continuous: use another algorithm"):
+        algorithm(envs.probe("continuous").spec, config)
+
+
+def test_qmix_without_a_state_is_refused():
+    spec = envs.matrix_game(np.eye(2)).spec._replace(state_shape=(0,))
+    with pytest.raises(ValueError, match=r"QMIX mixes with the global state, but matrix_game has state_shape=\(0,\)"):
+        jmarl.qmix(spec, QConfig())
+    with pytest.raises(ValueError, match="Central mixes with the global state"):
+        jmarl.ow_qmix(spec, WQMIXConfig())
