@@ -1,5 +1,6 @@
-"""A GIF of one greedy episode. MPE, SMAX and Overcooked have pictures; other environments have none."""
+"""A GIF of one greedy episode. MPE, SMAX, Overcooked and predator-prey have pictures; other environments have none."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from jmarl.envs.predator_prey import PredatorPrey
 from jmarl.types import Env, Learner, TrainState
 
 SIZE = 320  # pixels of the picture's side
@@ -75,6 +77,8 @@ def _without_keys(tree: Any) -> Any:
 
 
 def _renderer(unwrapped: Any) -> Any:
+    if isinstance(unwrapped, PredatorPrey):
+        return _draw_predator_prey
     if not type(unwrapped).__module__.startswith("jaxmarl"):
         return None
     from jaxmarl.environments.mpe.simple import SimpleMPE
@@ -152,6 +156,42 @@ def _draw_overcooked(env: Any, states: list[Any], rewards: np.ndarray) -> tuple[
     return frames, 150
 
 
+def _draw_predator_prey(rules: PredatorPrey, states: list[Any], rewards: np.ndarray) -> tuple[list[Image.Image], int]:
+    """Discs, predators blue with numbers, prey orange. Who is in a capture is pale for one step, joined by lines."""
+    size, outside, margin = rules.size, rules.size**2, 0.1 * rules.size  # the text stands in the margin
+    returns = np.round(np.concatenate([[0.0], rewards.sum(1).cumsum()]), 1) + 0.0  # no -0.0
+    place = lambda cell: np.array([cell % size + 0.5, -(cell // size) - 0.5])  # noqa: E731
+    frames = []
+    for t, (state, so_far) in enumerate(zip(states, returns, strict=True)):
+        canvas = _Canvas(size + 2 * margin, (-margin, margin))
+        for edge in range(size + 1):
+            canvas.line(np.array([edge, 0]), np.array([edge, -size]), (225, 225, 225))
+            canvas.line(np.array([0, -edge]), np.array([size, -edge]), (225, 225, 225))
+        before = states[max(t - 1, 0)]  # a capture is drawn where it began: nobody in it moved
+        leaves = np.flatnonzero((before.predators < outside) & (state.predators == outside))
+        captured = np.flatnonzero((before.prey < outside) & (state.prey == outside))
+        for i, p in itertools.product(leaves, captured):
+            start, end = place(before.predators[i]), place(before.prey[p])
+            if np.abs(start - end).sum() == 1:
+                canvas.line(start, end, ALLY, 4)
+        for p in captured:
+            canvas.disc(place(before.prey[p]), 0.24, _pale(ENEMY))
+        for i in leaves:
+            canvas.disc(place(before.predators[i]), 0.38, _pale(ALLY), str(i + 1))
+        is_here, is_free = state.predators < outside, state.prey < outside
+        for p in np.flatnonzero(is_free):
+            canvas.disc(place(state.prey[p]), 0.24, ENEMY)
+        for i in np.flatnonzero(is_here):
+            canvas.disc(place(state.predators[i]), 0.38, ALLY, str(i + 1), PAPER)
+        left = f"{is_here.sum()} predators, {is_free.sum()} prey"
+        frames.append(canvas.image(f"step {t}   return {so_far:.1f}", left))
+    return frames, 200
+
+
+def _pale(colour: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple((c + 2 * 255) // 3 for c in colour)
+
+
 class _Canvas:
     """A square of the plane, `side` units wide, with its upper left corner at `corner`; y points up."""
 
@@ -170,8 +210,8 @@ class _Canvas:
         if text:
             self._draw.text((x, y - 0.45 * r), text, ink, ImageFont.load_default(max(r, 8)), anchor="mm")
 
-    def line(self, start: np.ndarray, end: np.ndarray, colour: tuple[int, ...]) -> None:
-        self._draw.line([self._pixel(start), self._pixel(end)], fill=colour, width=SCALE)
+    def line(self, start: np.ndarray, end: np.ndarray, colour: tuple[int, ...], width: int = 1) -> None:
+        self._draw.line([self._pixel(start), self._pixel(end)], fill=colour, width=width * SCALE)
 
     def bar(self, centre: np.ndarray, width: float, share: float) -> None:
         (x, y), half, high = self._pixel(centre), width * self._unit / 2, 1.5 * SCALE

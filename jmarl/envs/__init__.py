@@ -24,15 +24,17 @@
 (4, 2, 2)
 """
 
+import inspect
 from typing import Any
 
 from jmarl.envs import gymnax_adapter, jaxmarl_adapter
 from jmarl.envs.checks import check_env
-from jmarl.envs.games import PROBES, matrix_game, probe
+from jmarl.envs.games import PROBES, matrix_game, probe, two_step_game
+from jmarl.envs.predator_prey import predator_prey
 from jmarl.envs.stacked import stack, unknown
 from jmarl.types import Env
 
-__all__ = ["PROBES", "check_env", "make", "matrix_game", "probe"]
+__all__ = ["PROBES", "check_env", "make", "matrix_game", "predator_prey", "probe", "two_step_game"]
 
 
 def make(
@@ -43,7 +45,7 @@ def make(
     flatten: bool = False,
     **options: Any,
 ) -> Env:
-    """An environment of JaxMARL or gymnax, by its name there. A single-agent one has N = 1.
+    """An environment of JaxMARL or gymnax, by its name there, or "predator_prey". A single-agent one has N = 1.
 
     Views and action masks are zero-padded to the widest agent's. Continuous actions are clipped into the bounds of
     `spec` before they reach the environment, and their padding is dropped; an illegal padded discrete action becomes
@@ -57,7 +59,8 @@ def make(
       time_limit: "truncated" lets learners bootstrap from the last observation; "terminal" counts time limits as the
         end of the return, as in the numbers that JaxMARL publishes.
       flatten: images as vectors.
-      **options: the environment's own, such as `action_type="Continuous"` or gymnax's parameters, and
+      **options: the environment's own, such as `action_type="Continuous"`, gymnax's parameters or the arguments of
+        `predator_prey`, and
         `map_name`: of SMAX, such as "3m" (or `scenario`, an object).
         `layout`: of Overcooked, a name or an object.
         `shaped_reward`: this multiple of Overcooked's shaped reward is added to the sparse one; 0 by default.
@@ -67,6 +70,8 @@ def make(
       >>> env.spec.obs_shape, env.spec.num_actions, env.spec.max_steps
       ((22,), 5, 26)
     """
+    if name == "predator_prey":
+        return _make_predator_prey(time_limit, agent_ids=agent_ids, **options)
     if refusal := jaxmarl_adapter.refusal(name):
         raise ValueError(refusal)
     if name in jaxmarl_adapter.names():
@@ -74,5 +79,15 @@ def make(
     elif name in (gymnax_names := gymnax_adapter.names()):
         dicts = gymnax_adapter.agent_dicts(name, options)
     else:
-        raise unknown("environment of JaxMARL or gymnax", name, jaxmarl_adapter.names() + gymnax_names, ValueError)
+        known = [*jaxmarl_adapter.names(), *gymnax_names, "predator_prey"]
+        raise unknown("environment of JaxMARL or gymnax", name, known, ValueError)
     return stack(name, dicts, agent_ids=agent_ids, time_limit=time_limit, flatten=flatten)
+
+
+def _make_predator_prey(time_limit: str, **options: Any) -> Env:
+    if time_limit != "truncated":
+        raise ValueError(f"time_limit={time_limit!r} has no meaning for predator_prey, which truncates: leave it out.")
+    for option in options:
+        if option not in (known := list(inspect.signature(predator_prey).parameters)):
+            raise unknown("option of predator_prey", option, known, TypeError)
+    return predator_prey(**options)

@@ -1,6 +1,7 @@
 """Small games with known solutions, for tests and demonstrations.
 
-In each, every agent has a cue of its own (-1 or 1, drawn at the reset); a game says what is seen and what is paid.
+But for `two_step_game`, every agent has a cue of its own (-1 or 1, drawn at the reset); a game says what is seen and
+what is paid.
 """
 
 from collections.abc import Callable
@@ -38,6 +39,61 @@ def matrix_game(payoff: Float[Any, "..."] | list, *, num_steps: int = 1) -> Env:
         actions=table.shape,
         num_steps=num_steps,
     )
+
+
+def two_step_game() -> Env:
+    """The game that separates VDN from QMIX: two agents, two actions, two steps, and everybody sees where they are.
+
+    In the first state agent 0 alone decides: its action 0 leads to state 2A, its action 1 to 2B, and nothing is paid.
+    In the second everybody receives the entry of the joint action, and the episode terminates:
+
+        2A: [[7, 7], [7, 7]]        2B: [[0, 1], [1, 8]]
+
+    No sum of the agents' values fits 2B: VDN goes for the 7, QMIX for the 8. As in `matrix_game`, each agent receives
+    the whole payoff, so the *mean* of the agents' rewards, a learner's `team_reward="mean"`, is the paper's number.
+    Views and `obs.state` are the one-hot of the state: first, 2A, 2B.
+
+    References:
+      Rashid et al., 2018, QMIX, sec. 5 (https://arxiv.org/abs/1803.11485).
+
+    Example:
+      >>> env = two_step_game()
+      >>> state, obs = env.reset(jax.random.key(0))
+      >>> state, obs, outcome = env.step(state, jnp.array([1, 0]), jax.random.key(1))
+      >>> obs.state.tolist(), env.step(state, jnp.array([1, 1]), jax.random.key(2))[2].reward.tolist()
+      ([0.0, 0.0, 1.0], [8.0, 8.0])
+    """
+    payoff = np.array([[[0, 0], [0, 0]], [[7, 7], [7, 7]], [[0, 1], [1, 8]]], np.float32)
+    spec = EnvSpec(
+        name="two_step_game",
+        agents=("agent_0", "agent_1"),
+        obs_shape=(3,),
+        state_shape=(3,),
+        num_actions=2,
+        max_steps=2,
+        min_steps=2,
+    )
+
+    def observe(place: Array) -> Observation:
+        view = jax.nn.one_hot(place, 3, dtype=jnp.float32)
+        return Observation(
+            agents=jnp.stack([view, view]),
+            state=view,
+            action_mask=jnp.ones((2, 2), bool),
+            agent_mask=jnp.ones(2, bool),
+        )
+
+    def reset(key: Array) -> tuple[Array, Observation]:
+        return jnp.int32(0), observe(jnp.int32(0))
+
+    def step(place: Array, action: Array, key: Array) -> tuple[Array, Observation, Outcome]:
+        last = place > 0
+        reward = jnp.asarray(payoff)[place, action[0], action[1]]
+        place = jnp.where(last, place, 1 + action[0])
+        outcome = Outcome(reward=jnp.full(2, reward), terminated=jnp.full(2, last), last=last)
+        return place, observe(place), outcome
+
+    return Env(reset, step, spec)
 
 
 def probe(kind: str, *, num_agents: int = 1, num_steps: int | None = None) -> Env:
