@@ -149,6 +149,10 @@ def value_based(algorithm: str, env: str) -> Preset:
             hidden_sizes=(128, 128),
         )
         return Preset(env, config, num_envs=32, rollout_length=26, total_steps=2_000_000, replay=Replay(num_updates=8))
+    if env == "predator_prey":
+        config = config_class(gamma=0.99, hidden_sizes=(64,), epsilon_steps=50_000)
+        kwargs = {"agent_ids": True}
+        return Preset(env, config, kwargs, num_envs=16, rollout_length=32, total_steps=1_000_000, replay=Replay())
     if "SMAX" in env:
         config = config_class(hidden_sizes=(64,), recurrent=True)
         replay = Replay(buffer_size=5000, batch_size=32, sequence_length=32)

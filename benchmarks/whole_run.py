@@ -14,28 +14,55 @@ import jax
 
 import jmarl
 
-# Networks, environments, rollout and epochs of JaxMARL 0.2's scripts for MPE_simple_spread_v3.
-_RECURRENT = jmarl.PPOConfig(
-    recurrent=True, hidden_sizes=(128,), cell_size=128, head_sizes=(128,), activation="relu", learning_rate=2e-3
+# Networks, environments, rollouts and updates of JaxMARL 0.2's scripts for MPE_simple_spread_v3.
+_PPO = jmarl.PPOConfig(learning_rate=2.5e-4, learning_rate_schedule="linear")
+_RECURRENT = dataclasses.replace(
+    _PPO, recurrent=True, hidden_sizes=(128,), cell_size=128, head_sizes=(128,), activation="relu", learning_rate=2e-3
 )
-SETTINGS = {
-    "ippo_ff": (jmarl.ippo, jmarl.PPOConfig(learning_rate=2.5e-4), 100),
+_Q = jmarl.QConfig(
+    recurrent=True,
+    hidden_sizes=(64,),
+    cell_size=64,
+    mixer_hypernet_sizes=(128,),
+    learning_rate=5e-3,
+    learning_rate_schedule="linear",
+    gamma=0.9,
+    max_grad_norm=25.0,
+)
+_PQN = jmarl.PQNConfig(hidden_sizes=(256, 256))
+
+
+def _on_policy(algorithm, num_envs=16, rollout_length=128):
+    return jmarl.on_policy(ENV, algorithm, num_envs=num_envs, rollout_length=rollout_length)
+
+
+def _off_policy(algorithm):
+    replay = jmarl.buffers.uniform(capacity=5000, batch_size=32, sequence_length=26)
+    return jmarl.off_policy(ENV, algorithm, buffer=replay, num_envs=8, rollout_length=26, warmup_steps=1000)
+
+
+ENV = jmarl.make("MPE_simple_spread_v3")
+SETTINGS = {  # name: (loop, config, iterations)
+    "ippo_ff": (_on_policy(jmarl.ippo), _PPO, 100),
     "ippo_rnn": (
-        jmarl.ippo,
+        _on_policy(jmarl.ippo),
         dataclasses.replace(
             _RECURRENT, shared_torso=True, num_minibatches=2, learning_rate=5e-4, clip_eps=0.3, vf_coef=1.0
         ),
         10,
     ),
-    "mappo_rnn": (jmarl.mappo, _RECURRENT, 10),
+    "mappo_rnn": (_on_policy(jmarl.mappo), _RECURRENT, 10),
+    "qmix_rnn": (_off_policy(jmarl.qmix), _Q, 500),
+    "vdn_rnn": (_off_policy(jmarl.vdn), _Q, 500),
+    "iql_rnn": (_off_policy(jmarl.iql), _Q, 500),
+    "pqn_vdn_ff": (_on_policy(jmarl.pqn_vdn, 256, 16), _PQN, 25),
+    "pqn_vdn_rnn": (_on_policy(jmarl.pqn_vdn, 256, 16), _PQN.replace(recurrent=True, cell_size=256), 5),
 }
 
 
 def measure(name: str, repeats: int = 2) -> dict:
-    """Compiles a run of 16 environments x 128 steps per iteration once, and times it."""
-    algorithm, config, num_steps = SETTINGS[name]
-    config = config.replace(learning_rate_schedule="linear")
-    loop = jmarl.on_policy(jmarl.make("MPE_simple_spread_v3"), algorithm, num_envs=16, rollout_length=128)
+    """Compiles a run once, and times it."""
+    loop, config, num_steps = SETTINGS[name]
     start = time.perf_counter()
     lowered = jax.jit(jmarl.make_train(loop, num_steps)).lower(jax.random.key(0), config)
     traced = time.perf_counter()

@@ -160,6 +160,22 @@ def test_climbing_game(name, payoff):
     assert returns_after(loop, cfg, 600).tolist() == [payoff] * 3
 
 
+@pytest.mark.parametrize("name, payoff", [("vdn", 7.0), ("qmix", 8.0)])
+def test_two_step_game(name, payoff):
+    """No sum of the agents' values fits the payoffs behind the 8, so VDN goes for the 7."""
+    cfg = QConfig(
+        learning_rate=3e-3,
+        hidden_sizes=(32,),
+        mixer_embed_size=8,
+        mixer_hypernet_sizes=(),
+        target_update_interval=50,
+        epsilon_end=1.0,
+        team_reward="mean",
+    )
+    loop = small_loop(getattr(jmarl, name), envs.two_step_game(), buffers.uniform(2000, 64), num_envs=16, num_updates=1)
+    assert returns_after(loop, cfg, 1500).tolist() == [payoff] * 3
+
+
 def test_memory_probe_needs_and_gets_memory():
     """The cue is seen on the first of four steps and asked for on the last."""
     env = envs.probe("memory", num_agents=2)
