@@ -101,7 +101,11 @@ def parse(
             f"name an algorithm before {argv[0]}" if argv[0].startswith("-") else f"no algorithm is called {argv[0]!r}"
         )
         raise UsageError(f"{what}: {nearest(algorithm, ALGORITHMS)}")
-    preset = presets.for_environment(algorithm, _given_env(argv) or "MPE_simple_spread_v3")
+    env, name = _given("--env", argv) or "MPE_simple_spread_v3", _given("--preset", argv) or "default"
+    try:
+        preset = presets.for_environment(algorithm, env, name)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
     defaults = options(preset)
     # Two dataclasses side by side, without their prefixes: flat names, and each keeps its own heading in --help.
     both = dataclasses.make_dataclass(
@@ -144,13 +148,13 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return f"did you mean {near[0]}?" if near else f"choose one of {', '.join(names)}."
 
 
-def _given_env(argv: Sequence[str]) -> str | None:
-    """The value of --env, which decides the defaults of all other options."""
+def _given(option: str, argv: Sequence[str]) -> str | None:
+    """The value of an option that decides the defaults of all others."""
     for word, following in itertools.pairwise([*argv, None]):
-        if word == "--env":
+        if word == option:
             return following
-        if word.startswith("--env="):
-            return word.removeprefix("--env=")
+        if word.startswith(f"{option}="):
+            return word.removeprefix(f"{option}=")
     return None
 
 

@@ -36,6 +36,7 @@ class Options:
     """The experiment."""
 
     env: str  # an environment of JaxMARL or gymnax
+    preset: str = "default"  # default, or quick: a policy in seconds (vdn on MPE_simple_spread_v3)
     env_kwargs: tuple[str, ...] = ()  # KEY=VALUE for jmarl.make, added to the preset's: map_name=2s3z
     seeds: int = 4  # independent repetitions, trained side by side
     seed: int = 0  # decides all randomness

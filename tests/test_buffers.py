@@ -44,9 +44,9 @@ def transitions(*ids):
 
 
 def filled(buffer, *rollouts):
-    state = buffer.init(rollouts[0])
+    state, add = buffer.init(rollouts[0]), jax.jit(buffer.add)
     for rollout in rollouts:
-        state = buffer.add(state, rollout)
+        state = add(state, rollout)
     return state
 
 
@@ -119,7 +119,7 @@ def test_sequences_carry_their_start_and_stop_at_an_episodes_end():
     first = np.roll(last, 1)
     first[0] = True
     buffer = buffers.uniform(64, 64, sequence_length=3)
-    batch = buffer.sample(filled(buffer, rollout_of(ids, first, last)), jax.random.key(0))
+    batch = jax.jit(buffer.sample)(filled(buffer, rollout_of(ids, first, last)), jax.random.key(0))
     parts = batch.steps.action[0, :, 0], batch.weight.T, batch.carry
     by_start = {int(start): (w, c) for start, w, c in zip(*parts, strict=True)}
     assert {start: w.tolist() for start, (w, _) in by_start.items()} == {0: [1, 1, 1], 3: [1, 0, 0], 4: [1, 1, 0]}
@@ -155,7 +155,7 @@ def test_prioritized_draws_in_proportion_and_weighs_against_it():
     state = filled(buffer, transitions(0, 1, 2))
     assert state.priority[:5].tolist() == [1, 1, 1, 0, 0]  # new ones as high as any
     state = buffer.set_priority(state, jnp.array([0, 1, 2]), jnp.array([1.0, 4.0, 16.0]))  # roots 1, 2, 4
-    batch = buffer.sample(state, jax.random.key(1))
+    batch = jax.jit(buffer.sample)(state, jax.random.key(1))
     share = np.bincount(np.asarray(batch.index), minlength=3) / 4000
     np.testing.assert_allclose(share, np.array([1, 2, 4]) / 7, atol=1e-3)  # stratified: hardly any noise
     weight = {int(i): float(w) for i, w in zip(batch.index, batch.weight[0], strict=True)}

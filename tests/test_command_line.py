@@ -68,16 +68,30 @@ def test_the_environment_decides_the_defaults():
     assert parse("ippo --env=MPE_simple_tag_v3")[2].sharing == "per_group"
 
 
+ENVS = ["MPE_simple_spread_v3", "HeuristicEnemySMAX", "overcooked", "hanabi", "ant_4x2", "Pendulum-v1", "predator_prey"]
+
+
 @pytest.mark.parametrize(
-    "env", ["MPE_simple_spread_v3", "HeuristicEnemySMAX", "overcooked", "hanabi", "ant_4x2", "Pendulum-v1", "jaxnav"]
+    "algorithm, env",
+    [("mappo", env) for env in ENVS] + [(name, ENVS[0]) for name in command_line.ALGORITHMS if name != "mappo"],
 )
-@pytest.mark.parametrize("algorithm", sorted(command_line.ALGORITHMS))
 def test_command_line_defaults_are_the_preset(algorithm, env):
     preset = presets.for_environment(algorithm, env)
     _, options, config = parse(f"{algorithm} --env {env}")
     assert config == preset.config
     assert command_line.key_values(options.env_kwargs) == preset.env_kwargs
-    assert preset.num_envs * preset.rollout_length % config.num_minibatches == 0
+    if preset.replay is not None:
+        assert (options.buffer_size, options.num_updates_per_step) == preset.replay[:4:3]
+
+
+@pytest.mark.parametrize("env", ENVS)
+@pytest.mark.parametrize("algorithm", command_line.ALGORITHMS)
+def test_presets_fit_together(algorithm, env):
+    preset = presets.for_environment(algorithm, env)
+    assert preset.num_envs * preset.rollout_length % getattr(preset.config, "num_minibatches", 1) == 0
+    if preset.replay is not None:
+        assert preset.replay.buffer_size >= max(preset.replay.batch_size, preset.num_envs * preset.rollout_length)
+        assert preset.config.recurrent == (preset.replay.sequence_length > 1)
 
 
 def test_unknown_option_names_the_nearest(capsys):

@@ -57,7 +57,7 @@ def test_step_traces_once():
 
 
 def test_seeds_side_by_side_equal_seeds_alone_and_differ():
-    train = jmarl.make_train(small_loop(algorithm=jmarl.qmix), 3)
+    train = jmarl.make_train(small_loop(), 3)
     keys = jax.random.split(jax.random.key(0), 2)
     together, _ = jax.jit(jax.vmap(train, (0, None)))(keys, SMALL)
     alone, _ = jax.jit(train)(keys[1], SMALL)

@@ -108,6 +108,7 @@ def vdn() -> Mixer:
 def mixer(module: nn.Module, spec: EnvSpec) -> Mixer:
     """A flax module `(q, state) -> [..]` for an environment; images are read as vectors.
 
+    >>> import jax
     >>> from jmarl import envs
     >>> mix = mixer(QMIX(embed_size=4), envs.matrix_game([[8.0, -12.0], [-12.0, 0.0]]).spec)
     >>> mix.apply(mix.init(jax.random.key(0)), jnp.ones((5, 7, 2)), jnp.ones((5, 7, 2))).shape
