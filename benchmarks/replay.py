@@ -12,6 +12,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -94,15 +95,12 @@ def main() -> None:
         for name, (_, mebibytes) in measured.items():
             median = {k: statistics.median(t[k] for t in times[name]) for k in ("add_us", "sample_us")}
             rows.append({"buffer": name, "capacity": capacity, "mib": round(mebibytes, 1), **median})
-            print(
-                f"{name:18} {capacity:7,} items {mebibytes:6.1f} MiB  "
-                + "  ".join(f"{k} {v:7.1f}" for k, v in median.items())
-            )
+            shown = "  ".join(f"{k} {v:7.1f}" for k, v in median.items())
+            print(f"{name:18} {capacity:7,} items {mebibytes:6.1f} MiB  {shown}")
     if out is not None:
-        with out.open("x") as file:
-            json.dump(
-                {"system": jmarl.logging.system_facts(), "flashbax": flashbax.__version__, "rows": rows}, file, indent=2
-            )
+        facts = {"system": jmarl.logging.system_facts(), "flashbax": version("flashbax"), "rows": rows}
+        with out.open("x") as file:  # never overwritten
+            json.dump(facts, file, indent=2)
 
 
 if __name__ == "__main__":

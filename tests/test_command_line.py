@@ -161,6 +161,48 @@ def test_a_tiny_run_leaves_everything_behind(tmp_path, capsys):
     assert (folder / "metrics.csv").read_bytes() == before
 
 
+PREY = ["--env", "predator_prey", "--env-kwargs", "size=4", "num_predators=2", "num_prey=1", "max_steps=8"]
+REPLAY = ["--num-envs", "2", "--rollout-length", "8", "--warmup-steps", "16", "--num-updates-per-step", "2"]
+
+
+def test_a_tiny_run_with_replay(tmp_path, capsys):
+    folder = tmp_path / "run"
+    words = ["vdn", *PREY, *REPLAY, "--hidden-sizes", "8", "--recurrent", "--cell-size", "4", "--sequence-length", "4"]
+    words += ["--buffer-size", "64", "--batch-size", "4", "--prioritized", "--seeds", "2", "--total-steps", "32"]
+    assert train.main([*words, "--eval-episodes", "2", "--run-dir", str(folder)]) == folder
+    config = json.loads((folder / "config.json").read_text())
+    assert (config["buffer_size"], config["prioritized"], config["config"]["num_updates"]) == (64, True, 2 * 2)
+    assert "Replay takes" in capsys.readouterr().out
+    assert {"eval/captures", "loss/td", "epsilon"} <= set(plotting.load_metrics(folder)[1])
+    assert (folder / "trained.gif").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("qmix", *PREY, "--sequence-length", "9"), "sequence_length=9 is longer than an episode of predator_prey, 8"),
+        (("qmix", *PREY, "--buffer-size", "4"), "capacity=4 is smaller than batch_size=128"),
+        (("vdn", *PREY, *REPLAY, "--buffer-size", "8", "--batch-size", "2"), "capacity=8 is smaller than one addition"),
+        (("vdn", "--env", "MPE_simple_v3", "--env-kwargs", "action_type=Continuous"), "are continuous"),
+        (
+            ("vdn", *PREY, "--preset", "quick"),
+            "--preset quick is vdn on MPE_simple_spread_v3, not vdn on predator_prey",
+        ),
+        (("iql", "--preset", "slow"), "--preset slow is unknown: choose default or quick"),
+        (("mappo", *PREY, "--buffer-size", "8"), "--buffer-size"),  # on-policy algorithms have no replay
+    ],
+)
+def test_bad_replay_is_refused_in_one_sentence_and_leaves_no_folder(words, sentence, tmp_path, capsys):
+    assert sentence in refused(capsys, *words, "--run-dir", str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_quick_preset():
+    _, options, config = parse("vdn --preset quick")
+    assert (options.seeds, options.num_updates_per_step, options.total_steps) == (1, 64, 120_000)
+    assert options.preset == "quick" and config.gamma == 0.85
+
+
 def test_two_runs_without_a_name_get_two_folders(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folders = [jmarl.logging.run_folder(train._new_folder("mappo", "humanoid_9|8")) for _ in range(3)]
