@@ -60,11 +60,12 @@ def test_docstring_examples_run(name):
 def test_readme_examples_run(tmp_path, monkeypatch):
     """The README's Python, in order, on an environment that compiles in no time and with fewer iterations."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     code = "\n".join(blocks)
     for there, here in {
         'jmarl.make("MPE_simple_spread_v3")': "jmarl.envs.matrix_game([[1.0, 0.0], [0.0, 0.5]])",
         "make_train(loop, 200)": "make_train(loop, 2)",
+        "make_train(q_loop, 100)": "make_train(q_loop, 2)",
         "num_steps=1000": "num_steps=2",
     }.items():
         assert there in code
