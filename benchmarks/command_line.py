@@ -49,7 +49,7 @@ def with_replay(options: Any, preset: presets.Preset) -> Any:
 
 def make_loop(algorithm: str, env: jmarl.types.Env, options: Any, *, num_envs: int) -> jmarl.types.Loop:
     """The loop that the options describe: off-policy where they are `with_replay`."""
-    common = {"num_envs": num_envs, "rollout_length": options.rollout_length}
+    common = {"num_envs": num_envs, "rollout_length": options.rollout_length, "num_resets": options.num_resets}
     if not hasattr(options, "buffer_size"):
         return jmarl.on_policy(env, ALGORITHMS[algorithm], **common)
     longest = env.spec.max_steps

@@ -50,6 +50,7 @@ class Options:
     num_envs: tuple[int, ...] = (16,)  # environments side by side, per seed
     seeds: tuple[int, ...] = (1,)  # repetitions in one vmap
     rollout_length: int = 128  # steps in each environment between two updates
+    num_resets: int | None = None  # start states drawn per environment and rollout; None: as many as it can need
     repeats: int = 5  # measurements of each function
     seconds: float = 2.0  # at least this long for each measurement
     out: Path | None = None  # a new JSON file
@@ -95,20 +96,21 @@ def _options(preset: presets.Preset) -> Options:
         env_kwargs=show_key_values(preset.env_kwargs),
         num_envs=(preset.num_envs,),
         rollout_length=preset.rollout_length,
+        num_resets=preset.num_resets,
     )
     return with_replay(options, preset)
 
 
 def measure(algorithm: str, options: Options, config: Any, env: Env, num_envs: int, num_seeds: int) -> dict[str, Any]:
     """One row: speeds, compile seconds and memory for one number of environments and seeds."""
-    length = options.rollout_length
+    length, resets = options.rollout_length, options.num_resets
     config = config.replace(num_updates=1000) if config.num_updates is None else config
     loop = make_loop(algorithm, env, options, num_envs=num_envs)
     learner = loop.algorithm(env.spec, config)
 
     functions = {
-        "random": lambda run: jmarl.rollout(env, random_learner(env.spec), run, length=length)[0],
-        "rollout": lambda run: jmarl.rollout(env, learner, run, length=length)[:2],
+        "random": lambda run: jmarl.rollout(env, random_learner(env.spec), run, length=length, num_resets=resets)[0],
+        "rollout": lambda run: jmarl.rollout(env, learner, run, length=length, num_resets=resets)[:2],
         "step": lambda run: loop.step(run, config),
     }
     keys = jax.random.split(jax.random.key(0), num_seeds)

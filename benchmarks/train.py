@@ -43,6 +43,7 @@ class Options:
     total_steps: int = 5_000_000  # environment steps of each seed
     num_envs: int = 64  # environments side by side, per seed
     rollout_length: int = 128  # steps in each environment between two updates
+    num_resets: int | None = None  # start states drawn per environment and rollout; None: as many as it can need
     log_every: int | None = None  # updates between two rows of metrics; None: a hundredth of the run
     eval_episodes: int = 64  # greedy episodes of each evaluation, per seed; 0: no evaluation
     eval_every: int = 10  # rows of metrics between two evaluations; the last row has one in any case
@@ -71,6 +72,7 @@ def _options(preset: presets.Preset) -> Options:
         total_steps=preset.total_steps,
         num_envs=preset.num_envs,
         rollout_length=preset.rollout_length,
+        num_resets=preset.num_resets,
         eval_episodes=preset.eval_episodes,
     )
     return with_replay(options, preset)
