@@ -143,7 +143,7 @@ def other(algorithm: str, env: str) -> Preset:
 
 
 def value_based(algorithm: str, env: str) -> Preset:
-    """IQL, VDN, QMIX and weighted QMIX, recurrent where episodes are battles, feed-forward elsewhere."""
+    """IQL, VDN, QMIX and weighted QMIX with feed-forward agents. Not from a paper: see each family."""
     config_class = WQMIXConfig if algorithm in ("cw_qmix", "ow_qmix") else QConfig
     if env.startswith("MPE_"):
         # A short horizon and an update for every 52 steps learn fastest; none of the published settings comes close.

@@ -65,9 +65,7 @@ class QConfig:
     sharing: str = static("shared")  # parameters: shared, per_agent or per_group (agents of equal sizes)
     mixer_embed_size: int = static(32)  # QMIX: width of the mixing layer
     mixer_hypernet_sizes: tuple[int, ...] = static((64,))  # QMIX: hidden layers of its hypernetworks
-    mixer_scale: float = static(
-        0.01
-    )  # QMIX: variance of the hypernetworks' initial output, small to start near 0
+    mixer_scale: float = static(0.01)  # QMIX: variance of the hypernetworks' initial output, small to start near 0
     next_agent_mask: str = static("next")  # whose activity weighs q(s') in the mixer: next (s') or current (s)
 
 
