@@ -141,7 +141,7 @@ def test_image_torso_keeps_leading_axes():
 
 @pytest.mark.parametrize("shape", [(64, 64), (5, 16), (48, 3), (3, 3, 2, 8)], ids=str)
 def test_orthogonal_matrices_are_orthogonal_and_differ_by_key(shape):
-    init = jax.jit(lambda key: networks.orthogonal(2.0)(key, shape))
+    init = jax.jit(lambda key: networks.orthogonal(2.0)(key, shape).unbox())
     x, other = (np.asarray(init(jax.random.key(i))).reshape(-1, shape[-1]) for i in range(2))
     x = x if len(x) >= x.shape[1] else x.T
     np.testing.assert_allclose(x.T @ x, 4 * np.eye(x.shape[1]), atol=1e-4)

@@ -8,6 +8,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from jmarl.networks.initializers import draw_at_once, lecun
 from jmarl.types import EnvSpec, Params
 
 
@@ -29,7 +30,7 @@ class Hypernetwork(nn.Module):
     Attributes:
       size: of the output.
       hidden_sizes: widths between; () for one linear layer.
-      scale: of the output kernel's initialiser.
+      scale: of the output kernel's initial variance.
     """
 
     size: int
@@ -39,9 +40,8 @@ class Hypernetwork(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "*batch S"]) -> Float[Array, "*batch F"]:
         for width in self.hidden_sizes:
-            x = nn.relu(nn.Dense(width)(x))
-        init = nn.initializers.variance_scaling(self.scale, "fan_in", "truncated_normal")
-        return nn.Dense(self.size, kernel_init=init)(x)
+            x = nn.relu(nn.Dense(width, kernel_init=lecun())(x))
+        return nn.Dense(self.size, kernel_init=lecun(math.sqrt(self.scale)))(x)
 
 
 class QMIX(nn.Module):
@@ -122,7 +122,8 @@ def mixer(module: nn.Module, spec: EnvSpec) -> Mixer:
         )
 
     def init(key):
-        return module.init(key, jnp.zeros((1, spec.num_agents)), jnp.zeros((1, state_size)))["params"]
+        params = module.init(key, jnp.zeros((1, spec.num_agents)), jnp.zeros((1, state_size)))["params"]
+        return draw_at_once(params, key)
 
     def apply(params, q, state):
         return module.apply({"params": params}, q, state.reshape(*q.shape[:-1], state_size))

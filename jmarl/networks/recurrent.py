@@ -10,10 +10,10 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from flax.linen.initializers import lecun_normal, zeros_init
+from flax.linen.initializers import zeros_init
 from jaxtyping import Array, Bool, Float
 
-from jmarl.networks.initializers import orthogonal
+from jmarl.networks.initializers import from_normal, lecun, orthogonalize
 from jmarl.types import Carry
 
 
@@ -101,7 +101,7 @@ class GRU(nn.Module):
 
     @nn.compact
     def __call__(self, carry: Carry, x: Array, first: Array) -> tuple[Carry, Array]:
-        kernel_x = self.param("input_kernel", lecun_normal(), (x.shape[-1], 3 * self.size))
+        kernel_x = self.param("input_kernel", lecun(), (x.shape[-1], 3 * self.size))
         bias_x = self.param("input_bias", zeros_init(), (3 * self.size,))
         kernel_h = self.param("hidden_kernel", _orthogonal_gates(3), (self.size, 3 * self.size))
         bias_n = self.param("candidate_bias", zeros_init(), (self.size,))
@@ -124,7 +124,7 @@ class LSTM(nn.Module):
 
     @nn.compact
     def __call__(self, carry: Carry, x: Array, first: Array) -> tuple[Carry, Array]:
-        kernel_x = self.param("input_kernel", lecun_normal(), (x.shape[-1], 4 * self.size))
+        kernel_x = self.param("input_kernel", lecun(), (x.shape[-1], 4 * self.size))
         kernel_h = self.param("hidden_kernel", _orthogonal_gates(4), (self.size, 4 * self.size))
         bias = self.param("bias", zeros_init(), (4 * self.size,))
 
@@ -145,13 +145,7 @@ class LSTM(nn.Module):
 
 def _orthogonal_gates(num_gates: int):
     """Each gate's square block is orthogonal on its own."""
-
-    def init(key, shape, dtype=jnp.float32):
-        size = shape[0]
-        keys = jax.random.split(key, num_gates)
-        return jnp.concatenate([orthogonal()(k, (size, size), dtype) for k in keys], axis=-1)
-
-    return init
+    return from_normal(lambda z: jnp.concatenate([orthogonalize(x) for x in jnp.split(z, num_gates, axis=-1)], axis=-1))
 
 
 CELLS: dict[str, Any] = {"gru": GRU, "lstm": LSTM}

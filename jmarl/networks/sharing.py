@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jmarl.networks.initializers import draw_at_once
 from jmarl.networks.recurrent import CELLS
 from jmarl.types import Network
 
@@ -35,7 +36,7 @@ def network(model: nn.Module, input_shape: tuple[int, ...]) -> Network:
 
     def init(key):
         x = jnp.zeros((1, 1, *input_shape))
-        return model.init(key, init_carry((1,)), x, jnp.ones((1, 1), bool))["params"]
+        return draw_at_once(model.init(key, init_carry((1,)), x, jnp.ones((1, 1), bool))["params"], key)
 
     def apply(params, carry, x, first):
         return model.apply({"params": params}, carry, x, first)
