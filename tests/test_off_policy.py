@@ -144,7 +144,7 @@ def returns_after(loop, cfg, num_steps, num_seeds=3):
 
 @pytest.mark.parametrize("name", ["vdn", "qmix", "cw_qmix", "ow_qmix"])
 def test_climbing_game(name):
-    """Under uniform exploration VDN settles on the safe payoff 0, QMIX may; weighted QMIX finds the 8 behind the -12."""
+    """With random actions VDN settles on the safe payoff 0, QMIX may; weighted QMIX finds the 8 behind the -12."""
     config_class = WQMIXConfig if name in ("cw_qmix", "ow_qmix") else QConfig
     cfg = config_class(
         learning_rate=3e-3,
