@@ -1,5 +1,6 @@
 """How tests run: on the CPU unless told otherwise, type-checked, with compilations kept between runs."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -20,6 +21,13 @@ jaxtyping.install_import_hook("jmarl", "typecheck.typecheck")
 # Compiling takes longer than hypothesis' deadline, and each fixture of ours is safe to share between examples.
 settings.register_profile("jmarl", deadline=None, max_examples=20)
 settings.load_profile("jmarl")
+
+
+def pytest_collection_finish():
+    """Garbage is looked for less often, and not among imported modules: compiled programs make many lasting objects."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
 
 
 def pytest_generate_tests(metafunc):
