@@ -178,8 +178,9 @@ def _add(state: Replay, rollout: Trajectory) -> Replay:
         return (number, position + 1, count + jnp.sum(begins)), (number, position)
 
     writing, (number, position) = jax.lax.scan(place, (state.open, state.position, state.count), steps.first)
+    open_, next_position, count = writing
     # Beyond the end means nowhere: for steps whose sequence has been overwritten meanwhile.
-    row = jnp.where(number >= writing[2] - capacity, number % capacity, capacity)
+    row = jnp.where(number >= count - capacity, number % capacity, capacity)
     first_row = jnp.where(position == 0, row, capacity)
 
     def write(tree, items, *index):
@@ -196,9 +197,9 @@ def _add(state: Replay, rollout: Trajectory) -> Replay:
         obs=write(obs_kept, obs, first_row, jnp.zeros_like(position)),
         carry=write(state.carry, carry, first_row),
         length=state.length.at[first_row].set(0, mode="drop").at[row].max(position + 1, mode="drop"),
-        open=writing[0],
-        position=writing[1],
-        count=writing[2],
+        open=open_,
+        position=next_position,
+        count=count,
         priority=priority,
     )
 
@@ -218,8 +219,7 @@ def _require_same(kept: Any, added: Any) -> None:
 
 def _take(state: Replay, index: Int[Array, "M"], importance: Float[Array, "M"] | None = None) -> Trajectory:
     """The sequences at `index`, time first."""
-    rows = jax.tree.map(lambda x: jnp.moveaxis(x[index], 0, 1), (state.steps, state.obs))
-    steps, obs = rows
+    steps, obs = jax.tree.map(lambda x: jnp.moveaxis(x[index], 0, 1), (state.steps, state.obs))
     is_written = jnp.arange(steps.first.shape[0])[:, None] < state.length[index]
     return Trajectory(
         steps=steps.replace(obs=jax.tree.map(lambda x: x[:-1], obs), next_obs=jax.tree.map(lambda x: x[1:], obs)),

@@ -10,7 +10,7 @@ from jaxtyping import Array
 
 from jmarl.types import Numeric
 
-__all__ = ["optimizer", "over_run", "schedule"]
+__all__ = ["learning_rate", "optimizer", "over_run", "schedule"]
 
 Schedule = Callable[[Any], Array]  # of an optimiser-step count
 
@@ -84,6 +84,19 @@ def over_run(
             f"{name}_end={end} must be positive for an exponential schedule: it is the floor at which it ends."
         )
     return schedule(kind, start, end, 1 if num_updates is None else num_updates * steps_per_update)
+
+
+def learning_rate(cfg: Any, *, start: Numeric | None = None, steps_per_update: Numeric = 1) -> Schedule:
+    """The schedule that a learner's config describes in `learning_rate`, `.._end`, `.._schedule` and `num_updates`.
+
+    Args:
+      cfg: the config.
+      start: another rate than `cfg.learning_rate`, with the same course.
+      steps_per_update: optimiser steps in each call of `Learner.update`.
+    """
+    start = cfg.learning_rate if start is None else start
+    end, kind = cfg.learning_rate_end * start, cfg.learning_rate_schedule
+    return over_run("learning_rate", kind, start, end, cfg.num_updates, steps_per_update=steps_per_update)
 
 
 def optimizer(

@@ -2,7 +2,6 @@
 
 import collections
 
-import flashbax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import replay
 from jmarl import buffers
-from jmarl.types import Buffer, Observation, Trajectory, Transition
+from jmarl.types import Observation, Trajectory, Transition
 
 
 def rollout_of(ids, first, last, successors=None):
@@ -198,24 +198,6 @@ def test_seeds_have_buffers_of_their_own():
 
 
 def test_flashbax_plugs_in_through_the_same_functions():
-    item_buffer = flashbax.make_item_buffer(
-        max_length=16, min_length=1, sample_batch_size=4, add_sequences=True, add_batches=False
-    )
-
-    def items(rollout):  # [T, B, ..] -> [T * B, ..], one transition each
-        steps = rollout.steps.replace(extras=None)
-        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), steps)
-
-    def sample(state, key):
-        steps = item_buffer.sample(state, key).experience
-        return Trajectory(steps=jax.tree.map(lambda x: x[None], steps))
-
-    theirs = Buffer(
-        init=lambda rollout: item_buffer.init(
-            jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), jax.eval_shape(items, rollout))
-        ),
-        add=lambda state, rollout: item_buffer.add(state, items(rollout)),
-        sample=sample,
-    )
+    theirs = replay.flashbax_buffer(16, 4)
     batch = theirs.sample(filled(theirs, transitions(0, 1, 2)), jax.random.key(0))
     assert batch.steps.action.shape == (1, 4, 1) and set(batch.steps.action.ravel().tolist()) <= {0, 1, 2}

@@ -16,7 +16,6 @@ References:
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -174,10 +173,18 @@ def ippo(spec: EnvSpec, cfg: PPOConfig, nets: Nets | None = None) -> Learner:
     """
     _validate(spec, cfg)
     nets = default_nets(spec, cfg) if nets is None else nets
-    model = nets.model
+    model, model_step = nets.model, networks.one_step(nets.model)
 
-    learning_rate = _learning_rate(cfg, cfg.learning_rate)
-    ent_coef = _per_optimiser_step(cfg, "ent_coef", cfg.ent_coef_schedule, cfg.ent_coef, cfg.ent_coef_end)
+    steps_per_update = cfg.num_epochs * cfg.num_minibatches
+    learning_rate = optim.learning_rate(cfg, steps_per_update=steps_per_update)
+    ent_coef = optim.over_run(
+        "ent_coef",
+        cfg.ent_coef_schedule,
+        cfg.ent_coef,
+        cfg.ent_coef_end,
+        cfg.num_updates,
+        steps_per_update=steps_per_update,
+    )
     optimizer = _optimizer(cfg, learning_rate)
 
     def init(key):
@@ -191,11 +198,8 @@ def ippo(spec: EnvSpec, cfg: PPOConfig, nets: Nets | None = None) -> Learner:
         )
 
     def policy_and_value(params, carry, obs, first):
-        """One time step: adds the time axis and takes it away."""
-        sequence, starts = jax.tree.map(lambda x: x[None], (obs, first))
-        carry, (policy, value) = model.apply(params, carry, sequence, starts)
-        policy = jax.tree.map(lambda x: x[0], policy)
-        return carry, nets.distribution(policy, obs.action_mask), value[0]
+        carry, (policy, value) = model_step(params, carry, obs, first)
+        return carry, nets.distribution(policy, obs.action_mask), value
 
     def act(state, carry, obs, first, key):
         carry, pi, value = policy_and_value(state.params, carry, obs, first)
@@ -275,22 +279,7 @@ def mappo(spec: EnvSpec, cfg: PPOConfig, nets: Nets | None = None) -> Learner:
 
 def default_nets(spec: EnvSpec, cfg: PPOConfig) -> Nets:
     """The networks that `cfg` describes."""
-    model = functools.partial(
-        networks.Model,
-        hidden_sizes=cfg.hidden_sizes,
-        cell=cfg.cell if cfg.recurrent else None,
-        cell_size=cfg.cell_size,
-        activation=cfg.activation,
-        layer_norm=cfg.layer_norm,
-        kernel_init=cfg.kernel_init,
-    )
-    head = functools.partial(
-        networks.Output,
-        hidden_sizes=cfg.head_sizes,
-        activation=cfg.activation,
-        layer_norm=cfg.layer_norm,
-        kernel_init=cfg.kernel_init,
-    )
+    model, head = actor_critic.from_config(cfg)
     policy, distribution = actor_critic.policy(spec, head, cfg.action_distribution)
     if cfg.shared_torso:
         net = actor_critic.shared_torso(spec, model, policy, head, cfg.sharing)
@@ -299,22 +288,14 @@ def default_nets(spec: EnvSpec, cfg: PPOConfig) -> Nets:
     return Nets(net, distribution)
 
 
-def _per_optimiser_step(cfg: PPOConfig, name: str, kind: str, start: Numeric, end: Numeric) -> optim.Schedule:
-    steps_per_update = cfg.num_epochs * cfg.num_minibatches
-    return optim.over_run(name, kind, start, end, cfg.num_updates, steps_per_update=steps_per_update)
-
-
-def _learning_rate(cfg: PPOConfig, start: Numeric) -> optim.Schedule:
-    end = cfg.learning_rate_end * start
-    return _per_optimiser_step(cfg, "learning_rate", cfg.learning_rate_schedule, start, end)
-
-
 def _optimizer(cfg: PPOConfig, learning_rate: optim.Schedule) -> optax.GradientTransformation:
     """Clipped Adam; the critic may have a rate and a norm of its own."""
     if not cfg.clip_separately and cfg.critic_learning_rate is None:
         return optim.optimizer(learning_rate, eps=cfg.adam_eps, max_grad_norm=cfg.max_grad_norm)
-    critic_start = cfg.learning_rate if cfg.critic_learning_rate is None else cfg.critic_learning_rate
-    rates = {"actor": learning_rate, "critic": _learning_rate(cfg, critic_start)}
+    critic_rate = optim.learning_rate(
+        cfg, start=cfg.critic_learning_rate, steps_per_update=cfg.num_epochs * cfg.num_minibatches
+    )
+    rates = {"actor": learning_rate, "critic": critic_rate}
     own_norm = cfg.max_grad_norm if cfg.clip_separately else None
     parts = {name: optim.optimizer(rate, eps=cfg.adam_eps, max_grad_norm=own_norm) for name, rate in rates.items()}
     both = optax.partition(parts, {name: name for name in parts})

@@ -10,22 +10,20 @@ References:
   Sunehag et al., 2018, Value-Decomposition Networks (https://arxiv.org/abs/1706.05296).
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
 from jaxtyping import Array
 
-from jmarl import batching, losses, optim
+from jmarl import batching, losses, networks, optim
 from jmarl.learners import q_learning
 from jmarl.types import EnvSpec, Learner, Metrics, Network, Numeric, Params, TrainState, Trajectory, static
 
 
 @struct.dataclass(kw_only=True)
 class PQNConfig:
-    """Hyperparameters of PQN-VDN. Defaults: the MPE settings of Gallici et al., 2024, with smaller networks."""
+    """Hyperparameters of PQN-VDN. Defaults: those of JaxMARL's script for MPE, with smaller networks."""
 
     learning_rate: Numeric = 5e-4  # Adam step size
     learning_rate_end: Numeric = 0.0  # of schedules, as a fraction of learning_rate
@@ -80,14 +78,7 @@ def pqn_vdn(spec: EnvSpec, cfg: PQNConfig, agent: Network | None = None) -> Lear
     q_learning.validate(spec, cfg, is_team=True)
     agent = q_learning.q_network(spec, cfg) if agent is None else agent
     epsilon = optim.schedule(cfg.epsilon_schedule, cfg.epsilon_start, cfg.epsilon_end, cfg.epsilon_steps)
-    learning_rate = optim.over_run(
-        "learning_rate",
-        cfg.learning_rate_schedule,
-        cfg.learning_rate,
-        cfg.learning_rate_end * cfg.learning_rate,
-        cfg.num_updates,
-        steps_per_update=cfg.num_epochs * cfg.num_minibatches,
-    )
+    learning_rate = optim.learning_rate(cfg, steps_per_update=cfg.num_epochs * cfg.num_minibatches)
     optimizer = optim.optimizer(learning_rate, eps=cfg.adam_eps, max_grad_norm=cfg.max_grad_norm)
     act_epsilon_greedily, greedy = q_learning.acting(agent, epsilon)
 
@@ -103,9 +94,8 @@ def pqn_vdn(spec: EnvSpec, cfg: PQNConfig, agent: Network | None = None) -> Lear
         """Q(λ) of a rollout, `[T, B]`."""
         steps = batch.steps
         # The true successors of all steps in one pass: each is one step on from the carry that acting left.
-        flat: Any = jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), (steps.extras, steps.next_obs))
-        carry, next_obs = jax.tree.map(lambda x: x[0], flat[0]), flat[1]
-        _, q = agent.apply(state.params["agent"], carry, next_obs, jnp.zeros((1, steps.first.size), bool))
+        carry, next_obs = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (steps.extras, steps.next_obs))
+        _, q = networks.one_step(agent)(state.params["agent"], carry, next_obs, jnp.zeros(steps.first.size, bool))
         best = losses.next_q(q, q, next_obs.action_mask) * next_obs.agent_mask
         next_value = jnp.sum(best, axis=-1).reshape(steps.first.shape)
         reward = losses.team_reward(steps.reward, cfg.team_reward)

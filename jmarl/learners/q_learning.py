@@ -30,7 +30,7 @@ from jmarl.types import EnvSpec, Learner, Metrics, Network, Numeric, Params, Tra
 
 @struct.dataclass(kw_only=True)
 class QConfig:
-    """Hyperparameters of IQL, VDN and QMIX. Defaults: mostly those of Papoudakis et al., 2021."""
+    """Hyperparameters of IQL, VDN and QMIX."""
 
     learning_rate: Numeric = 5e-4  # Adam step size
     learning_rate_end: Numeric = 0.0  # of schedules, as a fraction of learning_rate
@@ -197,30 +197,23 @@ def _learner(spec: EnvSpec, cfg: QConfig, nets: QNets) -> Learner:
         mixer = {} if nets.mixer is None else nets.mixer.init(key_mixer)
         return {"agent": nets.agent.init(key_agent), "mixer": mixer}
 
-    return learner(spec, cfg, nets.agent, init, functools.partial(_q_loss, nets=nets))
+    return learner(cfg, nets.agent, init, functools.partial(_q_loss, nets=nets))
 
 
 # --------------------------------------------------------------------------- what value-decomposition learners share
 
 
-def learner(spec: EnvSpec, cfg: Any, agent: Network, init_params: Any, loss: Any) -> Learner:
+def learner(cfg: Any, agent: Network, init_params: Any, loss: Any) -> Learner:
     """A Q-learner with a target network.
 
     Args:
-      spec: of the environment.
       cfg: a `QConfig`.
       agent: acts epsilon-greedily with `params["agent"]`.
       init_params: `(key) -> params`.
       loss: `(params, target_params, batch, stats, *, cfg) -> (loss, (metrics, stats))`, see `_q_loss`.
     """
     epsilon = optim.schedule(cfg.epsilon_schedule, cfg.epsilon_start, cfg.epsilon_end, cfg.epsilon_steps)
-    learning_rate = optim.over_run(
-        "learning_rate",
-        cfg.learning_rate_schedule,
-        cfg.learning_rate,
-        cfg.learning_rate_end * cfg.learning_rate,
-        cfg.num_updates,
-    )
+    learning_rate = optim.learning_rate(cfg)
     optimizer = optim.optimizer(learning_rate, eps=cfg.adam_eps, max_grad_norm=cfg.max_grad_norm)
     act, greedy = acting(agent, epsilon)
 
@@ -271,18 +264,14 @@ def learner(spec: EnvSpec, cfg: Any, agent: Network, init_params: Any, loss: Any
 def acting(agent: Network, epsilon: optim.Schedule):
     """`Learner.act`, epsilon-greedy, whose extras are the carry before the step, and `Learner.greedy`."""
 
-    def q_values(state, carry, obs, first):
-        """One time step: adds the time axis and takes it away."""
-        sequence, starts = jax.tree.map(lambda x: x[None], (obs, first))
-        carry, q = agent.apply(state.params["agent"], carry, sequence, starts)
-        return carry, q[0]
+    step = networks.one_step(agent)
 
     def act(state, carry, obs, first, key):
-        next_carry, q = q_values(state, carry, obs, first)
+        next_carry, q = step(state.params["agent"], carry, obs, first)
         return exploration.epsilon_greedy(key, q, obs.action_mask, epsilon(state.env_steps)), next_carry, carry
 
     def greedy(state, carry, obs, first):
-        carry, q = q_values(state, carry, obs, first)
+        carry, q = step(state.params["agent"], carry, obs, first)
         return losses.masked_argmax(q, obs.action_mask), carry
 
     return act, greedy
@@ -356,22 +345,7 @@ def priority(td_error: Array, mask: Array) -> Array:
 
 def q_network(spec: EnvSpec, cfg: Any) -> Network:
     """The agents' network that `cfg` describes: from each one's view to a value of each action."""
-    model = functools.partial(
-        networks.Model,
-        hidden_sizes=cfg.hidden_sizes,
-        cell=cfg.cell if cfg.recurrent else None,
-        cell_size=cfg.cell_size,
-        activation=cfg.activation,
-        layer_norm=cfg.layer_norm,
-        kernel_init=cfg.kernel_init,
-    )
-    output = functools.partial(
-        networks.Output,
-        hidden_sizes=cfg.head_sizes,
-        activation=cfg.activation,
-        layer_norm=cfg.layer_norm,
-        kernel_init=cfg.kernel_init,
-    )
+    model, output = actor_critic.from_config(cfg)
     return actor_critic.of_own_view(spec, lambda num_actions: (output(num_actions),), model, cfg.sharing)
 
 

@@ -193,4 +193,4 @@ def _learner(spec: EnvSpec, cfg: WQMIXConfig, nets: WQMIXNets | None, variant: s
         return {name: net.init(k) for (name, net), k in zip(parts.items(), keys, strict=True)}
 
     loss = functools.partial(_wqmix_loss, variant=variant, nets=nets)
-    return q_learning.learner(spec, cfg, nets.agent, init, loss)
+    return q_learning.learner(cfg, nets.agent, init, loss)

@@ -3,7 +3,7 @@
 from jmarl.networks import actor_critic, heads, mixers
 from jmarl.networks.initializers import INITIALIZERS, orthogonal
 from jmarl.networks.recurrent import CELLS, GRU, LSTM, gru_scan
-from jmarl.networks.sharing import SHARING, network, per_agent, per_group, share, shared
+from jmarl.networks.sharing import SHARING, network, one_step, per_agent, per_group, share, shared
 from jmarl.networks.torsos import ACTIVATIONS, CNN, MLP, Model, Output
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "heads",
     "mixers",
     "network",
+    "one_step",
     "orthogonal",
     "per_agent",
     "per_group",

@@ -1,5 +1,6 @@
 """Actors and critics over observations: what each of them reads, and how one's outputs become a distribution."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from jaxtyping import Array
 
 from jmarl.networks import heads
 from jmarl.networks.sharing import network, share
+from jmarl.networks.torsos import Model, Output
 from jmarl.types import EnvSpec, Network, Observation
 
 CRITIC_VIEWS = ("obs", "state", "state_id", "state_obs")
@@ -31,6 +33,19 @@ class GaussianOutput(nn.Module):
         mean = self.head(x)
         log_std = self.param("log_std", nn.initializers.zeros_init(), (self.size,))
         return mean, jnp.broadcast_to(log_std, mean.shape)
+
+
+def from_config(cfg: Any) -> tuple[Build, Build]:
+    """`model` and `head` as a learner's config describes them: cell, widths, activation, normalisation, initialiser."""
+    common = {"activation": cfg.activation, "layer_norm": cfg.layer_norm, "kernel_init": cfg.kernel_init}
+    model = functools.partial(
+        Model,
+        hidden_sizes=cfg.hidden_sizes,
+        cell=cfg.cell if cfg.recurrent else None,
+        cell_size=cfg.cell_size,
+        **common,
+    )
+    return model, functools.partial(Output, hidden_sizes=cfg.head_sizes, **common)
 
 
 def policy(spec: EnvSpec, head: Build, name: str) -> tuple[Callable[[int], nn.Module], Callable[[Any, Any], Any]]:

@@ -84,7 +84,7 @@ class Central(nn.Module):
       bias_size: hidden width of v.
 
     References:
-      Rashid et al., 2020, Weighted QMIX, sec. 5 (https://arxiv.org/abs/2006.10800).
+      Rashid et al., 2020, Weighted QMIX (https://arxiv.org/abs/2006.10800).
     """
 
     hidden_sizes: Sequence[int] = (64, 64, 64)
@@ -100,7 +100,7 @@ def vdn() -> Mixer:
     """The sum, without parameters.
 
     References:
-      Sunehag et al., 2018, Value-Decomposition Networks, eq. 3 (https://arxiv.org/abs/1706.05296).
+      Sunehag et al., 2018, Value-Decomposition Networks (https://arxiv.org/abs/1706.05296).
     """
     return Mixer(lambda key: {}, lambda params, q, state: jnp.sum(q, axis=-1))
 

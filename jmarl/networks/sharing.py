@@ -44,6 +44,17 @@ def network(model: nn.Module, input_shape: tuple[int, ...]) -> Network:
     return Network(init, apply, init_carry)
 
 
+def one_step(net: Network):
+    """`(params, carry, x, first) -> (carry, out)` of single time steps: `net.apply` without the time axis."""
+
+    def apply(params, carry, x, first):
+        sequence, starts = jax.tree.map(lambda leaf: leaf[None], (x, first))
+        carry, out = net.apply(params, carry, sequence, starts)
+        return carry, jax.tree.map(lambda leaf: leaf[0], out)
+
+    return apply
+
+
 def shared(net: Network, num_agents: int) -> Network:
     """All agents use the same parameters; the agent axis is batch: `x [L, M, N, F]`, carry `[M, N, ..]`."""
     return net._replace(init_carry=lambda batch_shape: net.init_carry((*batch_shape, num_agents)))
