@@ -25,6 +25,16 @@ ALGORITHMS = {
     "cw_qmix": jmarl.cw_qmix,
     "ow_qmix": jmarl.ow_qmix,
     "pqn_vdn": jmarl.pqn_vdn,
+    "iddpg": jmarl.iddpg,
+    "maddpg": jmarl.maddpg,
+    "itd3": jmarl.itd3,
+    "matd3": jmarl.matd3,
+    "isac": jmarl.isac,
+    "masac": jmarl.masac,
+    "coma": jmarl.coma,
+    "ia2c": jmarl.ia2c,
+    "maa2c": jmarl.maa2c,
+    "random": jmarl.random_policy,
 }
 
 

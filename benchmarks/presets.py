@@ -8,9 +8,23 @@ A preset is a starting point: the command line shows it as its defaults, and a s
 
 from typing import Any, NamedTuple
 
-from jmarl import PPOConfig, PQNConfig, QConfig, WQMIXConfig
+from jmarl import (
+    A2CConfig,
+    COMAConfig,
+    DDPGConfig,
+    PPOConfig,
+    PQNConfig,
+    QConfig,
+    RandomConfig,
+    SACConfig,
+    TD3Config,
+    WQMIXConfig,
+)
 
-VALUE_BASED = ("iql", "vdn", "qmix", "cw_qmix", "ow_qmix")  # with replay
+# with replay
+VALUE_BASED = ("iql", "vdn", "qmix", "cw_qmix", "ow_qmix")
+DETERMINISTIC = {"iddpg": DDPGConfig, "maddpg": DDPGConfig, "itd3": TD3Config, "matd3": TD3Config}
+SOFT = ("isac", "masac")
 
 
 class Replay(NamedTuple):
@@ -203,6 +217,58 @@ def pqn(env: str) -> Preset:
     return Preset(env, config, num_envs=64, rollout_length=26, total_steps=2_000_000)
 
 
+def actor_critic(algorithm: str, env: str) -> Preset:
+    """DDPG, TD3, SAC and their multi-agent forms, with continuous actions where the environment offers a choice."""
+    roles = ("adversary", "crypto", "push", "speaker", "tag", "world_comm")
+    is_soft = algorithm in SOFT
+    config: Any = SACConfig() if is_soft else DETERMINISTIC[algorithm]()
+    if env.startswith("MPE_"):
+        # A short horizon learns fastest here, as it does for PPO and the value-based learners.
+        config = config.replace(
+            learning_rate=1e-3,
+            learning_rate_schedule="linear",
+            gamma=0.85,
+            tau=0.01,
+            random_steps=5000,
+            hidden_sizes=(128, 128),
+            sharing="per_group" if any(role in env for role in roles) else "shared",
+        )
+        replay = Replay(batch_size=256, num_updates=8, warmup_steps=5000)
+        kwargs = {"action_type": "Continuous"}
+        return Preset(env, config, kwargs, num_envs=32, rollout_length=26, total_steps=2_000_000, replay=replay)
+    if "SMAX" in env:
+        config = config.replace(learning_rate_schedule="linear", gamma=0.99, random_steps=5000, hidden_sizes=(128, 128))
+        kwargs, replay = {"map_name": "3m"}, Replay(num_updates=8)
+        return Preset(env, config, kwargs, num_envs=32, rollout_length=16, total_steps=1_000_000, replay=replay)
+    # gymnax, MABrax, JaxNav: one update for each step, as the papers do, in rounds.
+    config = config.replace(
+        learning_rate=1e-3,
+        gamma=0.98 if env == "Pendulum-v1" else 0.99,
+        tau=0.005,
+        random_steps=1000,
+        max_grad_norm=None,
+        hidden_sizes=(64, 64) if "-" in env else (256, 256),
+    )
+    replay = Replay(buffer_size=100_000, batch_size=128, num_updates=8, warmup_steps=1000)
+    return Preset(env, config, num_envs=8, rollout_length=1, total_steps=60_000, replay=replay)
+
+
+def counterfactual(env: str) -> Preset:
+    """COMA: on-policy, several passes for the critic."""
+    config = COMAConfig(learning_rate=1e-3, learning_rate_schedule="linear", num_minibatches=4, num_epochs=4)
+    if env.startswith("MPE_"):
+        config = config.replace(gamma=0.85, team_reward="sum", normalize_advantage=True, ent_coef=0.003)
+    kwargs = {"map_name": "3m"} if "SMAX" in env else {}
+    return Preset(env, config, kwargs, num_envs=64, rollout_length=26, total_steps=5_000_000)
+
+
+def one_step(preset: Preset) -> Preset:
+    """Advantage actor-critic: a preset of PPO with one step on each of its rollouts, which are shorter for that."""
+    config = {name: getattr(preset.config, name) for name in PPOConfig.__dataclass_fields__}
+    config |= {"num_epochs": 1, "num_minibatches": 1, "normalize_advantage": "none"}
+    return preset._replace(config=A2CConfig(**config), rollout_length=min(preset.rollout_length, 13))
+
+
 def for_environment(algorithm: str, env: str, name: str = "default") -> Preset:
     """The preset of the family that `env` belongs to. Environments are not checked here; `jmarl.make` does that."""
     if name not in ("default", "quick"):
@@ -213,6 +279,14 @@ def for_environment(algorithm: str, env: str, name: str = "default") -> Preset:
         return value_based(algorithm, env)
     if algorithm == "pqn_vdn":
         return pqn(env)
+    if algorithm in DETERMINISTIC or algorithm in SOFT:
+        return actor_critic(algorithm, env)
+    if algorithm == "coma":
+        return counterfactual(env)
+    if algorithm in ("ia2c", "maa2c"):
+        return one_step(for_environment({"ia2c": "ippo", "maa2c": "mappo"}[algorithm], env))
+    if algorithm == "random":
+        return for_environment("ippo", env)._replace(config=RandomConfig(), total_steps=100_000)
     if env.startswith("MPE_"):
         return mpe(algorithm, env)
     if "SMAX" in env:

@@ -1,4 +1,4 @@
-"""How a greedy policy explores: random legal actions."""
+"""How a greedy policy explores: random legal actions, noise on continuous ones."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from jmarl import losses
 from jmarl.types import Numeric
 
-__all__ = ["epsilon_greedy"]
+__all__ = ["epsilon_greedy", "ornstein_uhlenbeck"]
 
 
 def epsilon_greedy(
@@ -29,3 +29,23 @@ def epsilon_greedy(
     drawn = jax.random.uniform(key, (*q.shape[:-1], q.shape[-1] + 1))
     choice = jnp.where(drawn[..., :1] < epsilon, drawn[..., 1:], q)
     return losses.masked_argmax(choice, action_mask)
+
+
+def ornstein_uhlenbeck(
+    key: PRNGKeyArray, noise: Float[Array, "*batch"], scale: Numeric, pull: Numeric = 0.15
+) -> Float[Array, "*batch"]:
+    """The next noise of an Ornstein-Uhlenbeck process around 0, x ← (1 - θ) x + σ ε: noise with a memory.
+
+    Args:
+      key: source of ε.
+      noise: x of the step before; 0 as an episode starts.
+      scale: σ.
+      pull: θ in (0, 1]; at 1 the noise has no memory.
+
+    References:
+      Uhlenbeck & Ornstein, 1930; Lillicrap et al., 2016, sec. 7 (https://arxiv.org/abs/1509.02971).
+
+    >>> ornstein_uhlenbeck(jax.random.key(0), jnp.array([1.0]), 0.0)
+    Array([0.85], dtype=float32)
+    """
+    return jnp.asarray((1 - pull) * noise + scale * jax.random.normal(key, noise.shape))

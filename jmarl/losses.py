@@ -16,8 +16,11 @@ from jmarl.types import Numeric
 
 __all__ = [
     "approx_kl",
+    "clipped_double_q",
     "clipped_surrogate",
+    "counterfactual_advantage",
     "cw_weight",
+    "deterministic_policy_loss",
     "explained_variance",
     "gae",
     "is_greedy",
@@ -28,8 +31,13 @@ __all__ = [
     "n_step_returns",
     "next_q",
     "ow_weight",
+    "policy_gradient_loss",
     "select",
+    "smoothed_action",
+    "soft_policy_loss",
+    "soft_value",
     "team_reward",
+    "temperature_loss",
     "value_loss",
 ]
 
@@ -264,6 +272,174 @@ def ow_weight(q_tot: Float[Array, "*batch"], target: Float[Array, "*batch"], alp
     """
     chex.assert_equal_shape([q_tot, target])
     return jnp.where(q_tot < target, 1.0, alpha).astype(target.dtype)
+
+
+# ----------------------------------------------------------------------------------- actors that follow action values
+
+
+def deterministic_policy_loss(q: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
+    """Deterministic policy gradient: -Q(s, μ(s)), whose gradient is -∇_a Q ∇_θ μ.
+
+    Args:
+      q: Q of the policy's own action; differentiate with respect to the actor only.
+
+    References:
+      Silver et al., 2014, Deterministic Policy Gradient Algorithms, eq. 9; Lillicrap et al., 2016, eq. 6
+      (https://arxiv.org/abs/1509.02971).
+
+    >>> jax.grad(lambda a: deterministic_policy_loss(a * 3.0))(5.0)
+    Array(-3., dtype=float32, weak_type=True)
+    """
+    return -q
+
+
+def smoothed_action(
+    action: Float[Array, "*batch"],
+    noise: Float[Array, "*batch"],
+    scale: Numeric = 0.2,
+    clip: Numeric = 0.5,
+    low: Numeric = -1.0,
+    high: Numeric = 1.0,
+) -> Float[Array, "*batch"]:
+    """A target policy's action with clipped noise, clip(a + clip(σ ε, -c, c), low, high).
+
+    Args:
+      action: μ⁻(s').
+      noise: ε, standard normal numbers.
+      scale: σ.
+      clip: c.
+      low, high: bounds of the action.
+
+    References:
+      Fujimoto et al., 2018, Addressing Function Approximation Error in Actor-Critic Methods, eq. 14
+      (https://arxiv.org/abs/1802.09477).
+
+    >>> smoothed_action(jnp.array([0.0, 0.9]), jnp.array([9.0, 1.0]))
+    Array([0.5, 1. ], dtype=float32)
+    """
+    chex.assert_equal_shape([action, noise])
+    return jnp.clip(action + jnp.clip(scale * noise, -clip, clip), low, high)
+
+
+def clipped_double_q(q: Float[Array, "C *batch"]) -> Float[Array, "*batch"]:
+    """The lowest of C critics' values: a bound on the overestimation of each.
+
+    References:
+      Fujimoto et al., 2018, eq. 10 (https://arxiv.org/abs/1802.09477).
+
+    >>> clipped_double_q(jnp.array([[1.0, 5.0], [2.0, 3.0]]))
+    Array([1., 3.], dtype=float32)
+    """
+    return jnp.min(q, axis=0)
+
+
+def soft_value(
+    q: Float[Array, "*batch"],
+    log_prob: Float[Array, "*batch"],
+    alpha: Float[Array, "*batch"] | Numeric,
+    probs: Float[Array, "*batch"] | None = None,
+) -> Float[Array, "..."]:
+    """V(s) = E_π[Q(s, a) - α log π(a)]: of a sampled action, or with `probs` the expectation over all.
+
+    Args:
+      q: Q of the sampled action; with `probs` Q of every action, `[.., A]`.
+      log_prob: log π of the same; finite also where π is zero.
+      alpha: α, the temperature.
+      probs: π of every action, exactly zero for illegal ones; None where the action was sampled.
+
+    References:
+      Haarnoja et al., 2018, Soft Actor-Critic Algorithms and Applications, eq. 3 (https://arxiv.org/abs/1812.05905).
+      Christodoulou, 2019, Soft Actor-Critic for Discrete Action Settings, eq. 10 (https://arxiv.org/abs/1910.07207).
+
+    >>> soft_value(jnp.array(10.0), jnp.array(-1.0), 0.2)
+    Array(10.2, dtype=float32)
+    >>> probs = jnp.array([0.25, 0.75])
+    >>> soft_value(jnp.array([1.0, 2.0]), jnp.log(probs), 0.5, probs)
+    Array(2.0311675, dtype=float32)
+    """
+    chex.assert_equal_shape([q, log_prob])
+    value = q - alpha * log_prob
+    if probs is None:
+        return value
+    chex.assert_equal_shape([q, probs])
+    return jnp.sum(probs * value, axis=-1)
+
+
+def soft_policy_loss(
+    q: Float[Array, "*batch"],
+    log_prob: Float[Array, "*batch"],
+    alpha: Float[Array, "*batch"] | Numeric,
+    probs: Float[Array, "*batch"] | None = None,
+) -> Float[Array, "..."]:
+    """α log π(a) - Q(s, a) of a reparametrised action, or its expectation with `probs`: minus the `soft_value`.
+
+    Args:
+      q, log_prob, alpha, probs: as for `soft_value`.
+
+    References:
+      Haarnoja et al., 2018, eq. 7 (https://arxiv.org/abs/1812.05905); Christodoulou, 2019, eq. 12
+      (https://arxiv.org/abs/1910.07207).
+    """
+    return -soft_value(q, log_prob, alpha, probs)
+
+
+def temperature_loss(
+    log_alpha: Float[Array, "*batch"], log_prob: Float[Array, "*batch"], target_entropy: Numeric
+) -> Float[Array, "*batch"]:
+    """-log α (log π + H̄): the temperature rises while the entropy is below its target H̄.
+
+    The gradient is taken with respect to log α, as most implementations do, not to α as in the paper.
+
+    Args:
+      log_alpha: log α, broadcast to the shape of `log_prob`.
+      log_prob: log π(a) without gradient; for discrete actions minus the entropy.
+      target_entropy: H̄; negative for continuous actions, usually minus their number of dimensions.
+
+    References:
+      Haarnoja et al., 2018, eq. 17 (https://arxiv.org/abs/1812.05905).
+
+    >>> jax.grad(temperature_loss)(jnp.array(0.0), jnp.array(-1.0), -2.0)
+    Array(3., dtype=float32)
+    """
+    chex.assert_equal_shape([log_alpha, log_prob])
+    return -log_alpha * (log_prob + target_entropy)
+
+
+def counterfactual_advantage(
+    q: Float[Array, "*batch A"], probs: Float[Array, "*batch A"], action: Int[Array, "*batch"]
+) -> Float[Array, "*batch"]:
+    """A = Q(s, u) - Σ_a π(a) Q(s, (u₋ᵢ, a)): what an agent's action was worth beside its others.
+
+    Args:
+      q: Q of each of the agent's actions, with the other agents' actions as they were.
+      probs: π, exactly zero for illegal actions.
+      action: u_i.
+
+    References:
+      Foerster et al., 2018, Counterfactual Multi-Agent Policy Gradients, eq. 4 (https://arxiv.org/abs/1705.08926).
+
+    >>> counterfactual_advantage(jnp.array([1.0, 2.0]), jnp.array([0.2, 0.8]), jnp.array(0))
+    Array(-0.79999995, dtype=float32)
+    """
+    chex.assert_equal_shape([q, probs])
+    return select(q, action) - jnp.sum(probs * q, axis=-1)
+
+
+def policy_gradient_loss(log_prob: Float[Array, "*batch"], advantage: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
+    """-A log π(a): REINFORCE with a baseline. The advantage should carry no gradient.
+
+    Args:
+      log_prob: log π(a) of the action taken.
+      advantage: A.
+
+    References:
+      Williams, 1992, Simple Statistical Gradient-Following Algorithms for Connectionist Reinforcement Learning.
+
+    >>> policy_gradient_loss(jnp.array([1.0, 2.0, 3.0]), jnp.array([1.0, 0.0, -1.0]))
+    Array([-1., -0.,  3.], dtype=float32)
+    """
+    chex.assert_equal_shape([log_prob, advantage])
+    return -advantage * log_prob
 
 
 # ----------------------------------------------------------------------------------------------------------- losses

@@ -4,13 +4,14 @@ import difflib
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
 from jmarl.types import Numeric
 
-__all__ = ["learning_rate", "optimizer", "over_run", "schedule"]
+__all__ = ["learning_rate", "optimizer", "over_run", "per_agent", "schedule"]
 
 Schedule = Callable[[Any], Array]  # of an optimiser-step count
 
@@ -142,3 +143,8 @@ def optimizer(
         *((scaling, decaying) if name == "adamw" else (decaying, scaling)),
         optax.scale_by_learning_rate(learning_rate),
     )
+
+
+def per_agent(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """One optimiser for each agent, for parameters with a leading axis N: each gradient is clipped by its own norm."""
+    return optax.GradientTransformation(jax.vmap(optimizer.init), jax.vmap(optimizer.update))

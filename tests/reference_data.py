@@ -54,7 +54,8 @@ def assert_close(actual, desired, dtype: str, kind: str = "loss", largest: float
       actual, desired: equal structure, equal shapes.
       dtype: "float32" or "float64", the precision `actual` was computed in.
       kind: what is compared: "loss" (also targets and probabilities), "gradient", "parameter" after a few optimiser
-        steps, or "clipped": parameters whose gradients were clipped; PyTorch adds 1e-6 to their norm, optax does not.
+        steps, "clipped": parameters whose gradients were clipped (PyTorch adds 1e-6 to their norm, optax does not), or
+        "after": losses of such parameters.
       largest: what errors of single precision are relative to; by default the largest entry of `desired`, over all its
         leaves: a small leaf of a gradient is a sum of large terms.
     """
@@ -74,8 +75,10 @@ def assert_close(actual, desired, dtype: str, kind: str = "loss", largest: float
         ("gradient", "float64"): (1e-9, 1e-9),
         ("parameter", "float64"): (1e-9, 1e-9),
         ("clipped", "float64"): (1e-9, 1e-6),
+        ("after", "float64"): (1e-9, 1e-6),
         ("loss", "float32"): (1e-5, 1e-6 * max(largest, 1)),
         ("gradient", "float32"): (0, 1e-5 * max(largest, 1e-3)),
+        ("after", "float32"): (1e-5, 1e-4),
         ("parameter", "float32"): (0, 1e-4),
         ("clipped", "float32"): (0, 1e-4),
     }[kind, dtype]

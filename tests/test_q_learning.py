@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import jmarl
 from jmarl import PQNConfig, QConfig, WQMIXConfig, envs, exploration, losses
-from jmarl.learners import q_learning, wqmix
+from jmarl.learners import q_learning, replayed, wqmix
 from jmarl.networks import mixers
 from jmarl.types import Network, Trajectory, Transition, zero_observation
 
@@ -302,7 +302,7 @@ def test_burn_in_warms_the_state_up_without_gradient():
     whole, _ = q_learning.unroll(agent, params, batch, 0)
     warm, _ = q_learning.unroll(agent, params, batch, 2)
     np.testing.assert_allclose(warm, whole[2:], rtol=1e-5)
-    steps, weight = q_learning.after_burn_in(batch, 2)
+    steps, weight = replayed.after_burn_in(batch, 2)
     assert steps.first.shape == weight.shape == (2, 6)
 
     grad = jax.grad(lambda p: jnp.sum(q_learning.unroll(agent, p, batch, 2)[0] ** 2))(params)
@@ -315,7 +315,7 @@ def test_burn_in_warms_the_state_up_without_gradient():
 
 def test_target_network_is_copied_every_few_steps_or_follows_slowly():
     params, target = {"w": jnp.ones(2)}, {"w": jnp.zeros(2)}
-    move = lambda step, interval, tau: q_learning.update_target(  # noqa: E731
+    move = lambda step, interval, tau: replayed.update_target(  # noqa: E731
         target, params, jnp.int32(step), interval, tau
     )["w"].tolist()
     assert move(3, 4, 1.0) == [0, 0] and move(4, 4, 1.0) == [1, 1] and move(1, 1, 0.25) == [0.25, 0.25]

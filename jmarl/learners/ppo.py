@@ -1,11 +1,11 @@
-"""Proximal policy optimisation for many agents: IPPO, and MAPPO with a centralised critic.
+"""Proximal policy optimisation for many agents: IPPO, and MAPPO with a centralised critic; advantage actor-critic.
 
 Each agent maximises the clipped surrogate of its own advantage; a critic regresses the λ-returns:
 
     L(θ, φ) = mean_m[ -min(ρ A, clip(ρ, 1 ± ε) A) ] - c_H mean_m[ H(π) ] + c_V mean_m[ l(V_φ, R) ],   ρ = π_θ / π_old,
 
 with the means taken over agents that are alive. IPPO's critic reads the agent's own view, MAPPO's the global state.
-With one agent, IPPO is PPO.
+With one agent, IPPO is PPO. With one step on each rollout, where ρ = 1, these are advantage actor-critic: IA2C, MAA2C.
 
 References:
   Schulman et al., 2017, Proximal Policy Optimization Algorithms (https://arxiv.org/abs/1707.06347).
@@ -13,6 +13,7 @@ References:
     (https://arxiv.org/abs/2011.09533).
   Yu et al., 2022, The Surprising Effectiveness of PPO in Cooperative Multi-Agent Games
     (https://arxiv.org/abs/2103.01955).
+  Huang et al., 2022, A2C is a Special Case of PPO (https://arxiv.org/abs/2205.09123).
 """
 
 import dataclasses
@@ -81,6 +82,15 @@ class PPOConfig:
     critic_view: str = static("obs")  # what the critic reads: obs, state, state_id or state_obs
     shared_torso: bool = static(False)  # one torso for actor and critic; needs critic_view="obs"
     action_distribution: str = static("auto")  # auto, categorical, gaussian or tanh_normal
+
+
+@struct.dataclass(kw_only=True)
+class A2CConfig(PPOConfig):
+    """Hyperparameters of IA2C and MAA2C: those of PPO, one step on each rollout. `clip_eps` changes nothing."""
+
+    num_epochs: int = static(1)
+    num_minibatches: int = static(1)
+    normalize_advantage: str = static("none")
 
 
 class Nets(NamedTuple):
@@ -274,7 +284,26 @@ def mappo(spec: EnvSpec, cfg: PPOConfig, nets: Nets | None = None) -> Learner:
     return ippo(spec, dataclasses.replace(cfg, critic_view=critic_view), nets)
 
 
+def ia2c(spec: EnvSpec, cfg: A2CConfig, nets: Nets | None = None) -> Learner:
+    """Independent advantage actor-critic: `ippo` with one step on each rollout, where nothing is clipped."""
+    return ippo(spec, _require_one_step(cfg), nets)
+
+
+def maa2c(spec: EnvSpec, cfg: A2CConfig, nets: Nets | None = None) -> Learner:
+    """Advantage actor-critic with a centralised critic: `mappo` with one step on each rollout."""
+    return mappo(spec, _require_one_step(cfg), nets)
+
+
 # ----------------------------------------------------------------------------------------------------- the parts
+
+
+def _require_one_step(cfg: PPOConfig) -> PPOConfig:
+    if cfg.num_epochs * cfg.num_minibatches != 1:
+        raise ValueError(
+            f"Advantage actor-critic takes one step on each rollout, but num_epochs={cfg.num_epochs} and "
+            f"num_minibatches={cfg.num_minibatches}: leave both at 1, or use ippo or mappo."
+        )
+    return cfg
 
 
 def default_nets(spec: EnvSpec, cfg: PPOConfig) -> Nets:

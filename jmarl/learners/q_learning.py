@@ -23,6 +23,7 @@ from flax import struct
 from jaxtyping import Array
 
 from jmarl import exploration, losses, networks, normalize, optim
+from jmarl.learners import replayed
 from jmarl.networks import actor_critic, mixers
 from jmarl.networks.mixers import Mixer
 from jmarl.types import EnvSpec, Learner, Metrics, Network, Numeric, Params, TrainState, Trajectory, static
@@ -110,7 +111,7 @@ def _q_loss(params, target_params, batch, stats, *, nets, cfg):
         "loss/td": loss,
         "value/q_taken": losses.masked_mean(value, mask > 0),
         "value/target": losses.masked_mean(target, mask > 0),
-        "priority": priority(value - target, mask),
+        "priority": replayed.priority(value - target, mask),
     }
     return loss, (metrics, stats)
 
@@ -130,7 +131,7 @@ def values_and_targets(
       params, target_params, batch, nets, cfg: as for `q_loss`.
       stats: running moments of returns, by which values are standardised; returned updated. None: they are not.
     """
-    steps, weight = after_burn_in(batch, cfg.burn_in)
+    steps, weight = replayed.after_burn_in(batch, cfg.burn_in)
     q, next_q = unroll(nets.agent, params["agent"], batch, cfg.burn_in)
     target_q, target_next_q = unroll(nets.agent, target_params["agent"], batch, cfg.burn_in)
     value = losses.select(q, steps.action)
@@ -236,7 +237,7 @@ def learner(cfg: Any, agent: Network, init_params: Any, loss: Any) -> Learner:
         extras = state.extras
         if cfg.standardize_reward:
             steps, reward_stats = batch.steps, extras["reward"]
-            mask = (after_burn_in(batch, 0)[1] > 0)[..., None] & steps.obs.agent_mask
+            mask = (replayed.after_burn_in(batch, 0)[1] > 0)[..., None] & steps.obs.agent_mask
             reward_stats = normalize.update(reward_stats, steps.reward, mask, cfg.standardize_beta)
             batch = batch.replace(steps=steps.replace(reward=normalize.normalize(reward_stats, steps.reward)))
             extras = {**extras, "reward": reward_stats}
@@ -252,7 +253,7 @@ def learner(cfg: Any, agent: Network, init_params: Any, loss: Any) -> Learner:
             "epsilon": jnp.asarray(epsilon(state.env_steps), jnp.float32),
             "learning_rate": jnp.asarray(learning_rate(step), jnp.float32),
         }
-        target_params = update_target(state.target_params, params, step, cfg.target_update_interval, cfg.tau)
+        target_params = replayed.update_target(state.target_params, params, step, cfg.target_update_interval, cfg.tau)
         extras = {**extras, "return": return_stats}
         return state.replace(
             params=params, target_params=target_params, opt_state=opt_state, step=step, extras=extras
@@ -277,24 +278,9 @@ def acting(agent: Network, epsilon: optim.Schedule):
     return act, greedy
 
 
-def update_target(target_params: Params, params: Params, step: Array, interval: int, tau: Numeric) -> Params:
-    """θ⁻ ← θ⁻ + τ (θ - θ⁻) after every `interval` optimiser steps; a copy for τ = 1."""
-    moved = optax.incremental_update(params, target_params, tau)
-    if interval == 1:
-        return moved
-    return jax.tree.map(lambda new, old: jnp.where(step % interval == 0, new, old), moved, target_params)
-
-
-def after_burn_in(batch: Trajectory, burn_in: int) -> tuple[Any, Array]:
-    """Steps to learn from, and their weights `[L, M]`: 0 for padding and for what follows an episode's end."""
-    ended = jnp.cumsum(batch.steps.last, axis=0) - batch.steps.last > 0
-    weight = jnp.where(ended, 0.0, 1.0 if batch.weight is None else batch.weight)
-    return jax.tree.map(lambda x: x[burn_in:], (batch.steps, weight))
-
-
 def unroll(agent: Network, params: Params, batch: Trajectory, burn_in: int) -> tuple[Array, Array]:
     """Values of each step to learn from and of its true successor, `[L, M, N, A]`."""
-    carry, (head, steps) = batch.carry, _split(batch.steps, burn_in)
+    carry, (head, steps) = batch.carry, replayed.split(batch.steps, burn_in)
     if burn_in:
         carry = jax.lax.stop_gradient(agent.apply(params, carry, head.obs, head.first)[0])
     if not jax.tree.leaves(carry):  # without memory, successors need no gradient
@@ -306,10 +292,6 @@ def unroll(agent: Network, params: Params, batch: Trajectory, burn_in: int) -> t
     first = jnp.concatenate([steps.first[:1], jnp.zeros_like(steps.first)])
     _, q = agent.apply(params, carry, obs, first)
     return q[:-1], q[1:]
-
-
-def _split(tree: Any, index: int) -> tuple[Any, Any]:
-    return jax.tree.map(lambda x: x[:index], tree), jax.tree.map(lambda x: x[index:], tree)
 
 
 def team(steps: Any, weight: Array, kind: str) -> tuple[Array, Array, Array]:
@@ -333,14 +315,6 @@ def _targets(reward, terminated, last, weight, next_value, old_value, cfg):
     if cfg.returns == "peng":
         return losses.lambda_returns(reward, discount, next_value, cut, cfg.lambda_)
     return old_value + losses.gae(reward, discount, old_value, next_value, cut, cfg.lambda_)
-
-
-def priority(td_error: Array, mask: Array) -> Array:
-    """Mean absolute error of each sequence, `[M]`."""
-    is_real = mask > 0
-    return jax.lax.stop_gradient(
-        jnp.sum(jnp.abs(td_error) * is_real, axis=(0, 2)) / jnp.maximum(jnp.sum(is_real, axis=(0, 2)), 1)
-    )
 
 
 def q_network(spec: EnvSpec, cfg: Any) -> Network:

@@ -23,7 +23,7 @@ from flax import struct
 from jaxtyping import Array
 
 from jmarl import losses, normalize
-from jmarl.learners import q_learning
+from jmarl.learners import q_learning, replayed
 from jmarl.learners.q_learning import QConfig
 from jmarl.networks import mixers
 from jmarl.networks.mixers import Mixer
@@ -94,7 +94,7 @@ def _wqmix_loss(params, target_params, batch, stats, *, variant, nets, cfg):
         "value/q_taken": losses.masked_mean(value, is_real),
         "value/target": losses.masked_mean(target, is_real),
         "value/weight": losses.masked_mean(importance, is_real),
-        "priority": q_learning.priority((value - target)[..., None], weight[..., None]),
+        "priority": replayed.priority((value - target)[..., None], weight[..., None]),
     }
     return loss, (metrics, stats)
 
@@ -115,7 +115,7 @@ def weighted_values(
     """
     if variant not in VARIANTS:
         raise ValueError(f"variant={variant!r} is unknown: choose one of {', '.join(VARIANTS)}.")
-    steps, weight = q_learning.after_burn_in(batch, cfg.burn_in)
+    steps, weight = replayed.after_burn_in(batch, cfg.burn_in)
     blank = dataclasses.replace(batch, carry=jax.tree.map(jnp.zeros_like, batch.carry))
     q, next_q = q_learning.unroll(nets.agent, params["agent"], batch, cfg.burn_in)
     central_q, _ = q_learning.unroll(nets.central_agent, params["central_agent"], blank, cfg.burn_in)

@@ -3,7 +3,7 @@
 from jmarl.networks import actor_critic, heads, mixers
 from jmarl.networks.initializers import INITIALIZERS, orthogonal
 from jmarl.networks.recurrent import CELLS, GRU, LSTM, gru_scan
-from jmarl.networks.sharing import SHARING, network, one_step, per_agent, per_group, share, shared
+from jmarl.networks.sharing import SHARING, ensemble, network, one_step, per_agent, per_group, share, shared
 from jmarl.networks.torsos import ACTIVATIONS, CNN, MLP, Model, Output
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "Model",
     "Output",
     "actor_critic",
+    "ensemble",
     "gru_scan",
     "heads",
     "mixers",

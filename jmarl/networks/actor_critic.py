@@ -165,13 +165,79 @@ def _critic(spec, outputs, model, sharing, view) -> Network:
     return net._replace(apply=apply)
 
 
-def _critic_input(obs: Observation, view: str) -> Array:
+def of_actions(
+    spec: EnvSpec,
+    cfg: Any,
+    *,
+    view: str,
+    num_features: int,
+    num_outputs: int | None = None,
+) -> Network:
+    """A critic of actions, such as a learner's config describes it: its input is `(obs, actions [L, M, N, K])`.
+
+    Args:
+      spec: of the environment.
+      cfg: `recurrent`, `sharing` and what `from_config` reads. Memory is of observations: actions join after the cell.
+      view: what else it reads: "obs" for each agent's own view, or "state", and the agent's id where parameters are
+        shared.
+      num_features: K, features of the actions.
+      num_outputs: None for values `[L, M, N]`, else `[L, M, N, num_outputs]`.
+    """
+    views = ("obs", "state", "state_obs")
+    if view not in views:
+        raise ValueError(f"critic_view={view!r} is unknown: choose one of {', '.join(views)}.")
+    if len(spec.obs_shape if view == "obs" else spec.state_shape) == 3:
+        raise ValueError(f"Critics of actions read vectors, but {spec.name} has images: make it with flatten=True.")
+    if view != "obs" and spec.state_shape[0] == 0:
+        raise ValueError(f"Centralised critics read the global state, but {spec.name} has none: use independent ones.")
+    model, head = from_config(cfg)
+    num_agents, num_late = spec.num_agents, num_features if cfg.recurrent else 0
+    has_ids = cfg.sharing != "per_agent"  # networks of one's own know whose they are
+    kinds = list(zip(_view_shapes(spec), _action_sizes(spec), strict=True))
+    if view == "obs":
+        widths = [shape[0] for shape, _ in kinds]
+    else:
+        extra = num_agents * has_ids + spec.obs_shape[0] * (view == "state_obs")
+        widths = [spec.state_shape[0] + extra] * num_agents
+
+    net = share(
+        cfg.sharing,
+        lambda out: model(outputs=(head(out, scale=1.0),), num_late=num_late),
+        input_shapes=[(num_features + width,) for width in widths],
+        output_sizes=(num_outputs or 1,) * num_agents,
+        kinds=kinds,
+    )
+
+    def apply(params, carry, x, first):
+        obs, actions = x
+        read = _critic_input(obs, "state_id" if view == "state" else view, has_ids)
+        # Actions first: groups cut padding off at the end.
+        carry, out = net.apply(params, carry, jnp.concatenate([actions, read], axis=-1), first)
+        return carry, out[..., 0] if num_outputs is None else out
+
+    return net._replace(apply=apply)
+
+
+def joint_actions(own: Array, others: Array) -> Array:
+    """For each agent everyone's actions `[.., N, N A]`: its own as in `own` `[.., N, A]`, the rest as in `others`.
+
+    >>> joint_actions(jnp.array([[0.0], [0.0]]), jnp.array([[1.0], [2.0]]))
+    Array([[0., 2.],
+           [1., 0.]], dtype=float32)
+    """
+    num_agents, size = own.shape[-2:]
+    is_own = jnp.eye(num_agents, dtype=bool)[..., None]
+    joint = jnp.where(is_own, own[..., None, :, :], others[..., None, :, :])
+    return joint.reshape(*own.shape[:-1], num_agents * size)
+
+
+def _critic_input(obs: Observation, view: str, has_ids: bool = True) -> Array:
     if view == "obs":
         return obs.agents
     batch_shape, num_agents = obs.agent_mask.shape[:-1], obs.agent_mask.shape[-1]
     state = jnp.broadcast_to(obs.state[..., None, :], (*batch_shape, num_agents, obs.state.shape[-1]))
     ids = jnp.broadcast_to(jnp.eye(num_agents, dtype=state.dtype), (*batch_shape, num_agents, num_agents))
-    views = [state, ids] if view == "state_id" else [state, ids, obs.agents]
+    views = [state, *[ids] * has_ids, *[obs.agents] * (view == "state_obs")]
     return jnp.concatenate(views, axis=-1)
 
 

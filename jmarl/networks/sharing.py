@@ -4,6 +4,7 @@ Learners never branch on sharing: they see one `Network` whose input and output 
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -112,14 +113,37 @@ def _join(leaves, order):
     return jnp.concatenate([pad(leaf) for leaf in leaves], axis=2)[:, :, order]
 
 
-def share(sharing: str, build, *, input_shapes: Sequence[tuple[int, ...]], output_sizes: Sequence[int]) -> Network:
+def ensemble(net: Network, num: int) -> Network:
+    """`num` networks of the same form, each with parameters and memory of its own; outputs gain a leading axis."""
+
+    def apply(params, carry, x, first):
+        # Not a `vmap`: products in batches are slow on a CPU, and there are two critics, seldom more.
+        carry, out = zip(*[net.apply(p, c, x, first) for p, c in zip(params, carry, strict=True)], strict=True)
+        return carry, jax.tree.map(lambda *leaves: jnp.stack(leaves), *out)
+
+    return Network(
+        init=lambda key: tuple(net.init(k) for k in jax.random.split(key, num)),
+        apply=apply,
+        init_carry=lambda batch_shape: (net.init_carry(batch_shape),) * num,
+    )
+
+
+def share(
+    sharing: str,
+    build,
+    *,
+    input_shapes: Sequence[tuple[int, ...]],
+    output_sizes: Sequence[int],
+    kinds: Sequence[Any] | None = None,
+) -> Network:
     """The network that a config's `sharing` asks for.
 
     Args:
-      sharing: one of `SHARING`. Groups are the agents of equal input and output sizes.
+      sharing: one of `SHARING`.
       build: `(output_size) -> Model`.
       input_shapes: of each agent, before padding.
       output_sizes: of each agent, before padding.
+      kinds: agents of one kind are a group; by default those of equal input and output sizes.
     """
     num_agents, sizes = len(input_shapes), list(zip(input_shapes, output_sizes, strict=True))
     widest = (*input_shapes[0][:-1], max(shape[-1] for shape in input_shapes))
@@ -127,6 +151,8 @@ def share(sharing: str, build, *, input_shapes: Sequence[tuple[int, ...]], outpu
         return shared(network(build(max(output_sizes)), widest), num_agents)
     if sharing == "per_agent":
         return per_agent(network(build(max(output_sizes)), widest), num_agents)
-    kinds = sorted(set(sizes), key=sizes.index)
-    nets = [network(build(out), shape) for shape, out in kinds]
-    return per_group(nets, [kinds.index(s) for s in sizes], [shape[-1] for shape, _ in kinds])
+    kinds = list(sizes if kinds is None else kinds)
+    firsts = [i for i, kind in enumerate(kinds) if kinds.index(kind) == i]  # the first agent of each group
+    nets = [network(build(output_sizes[i]), input_shapes[i]) for i in firsts]
+    groups = [firsts.index(kinds.index(kind)) for kind in kinds]
+    return per_group(nets, groups, [input_shapes[i][-1] for i in firsts])

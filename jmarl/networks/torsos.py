@@ -91,6 +91,8 @@ class Model(nn.Module):
       outputs: what follows the torso.
       cell: None, "gru" or "lstm".
       cell_size: width of the cell's state.
+      num_late: the first so many features pass by torso and cell and join what the outputs read: actions, in critics
+        whose memory is of observations only.
     """
 
     hidden_sizes: Sequence[int]
@@ -101,6 +103,7 @@ class Model(nn.Module):
     layer_norm: bool = False
     kernel_init: str = "orthogonal"
     is_image: bool = False
+    num_late: int = 0
 
     @nn.compact
     def __call__(self, carry: Carry, x: Array, first: Array) -> tuple[Carry, Any]:
@@ -109,11 +112,13 @@ class Model(nn.Module):
         num_features = 3 if self.is_image else 1
         leading, features = x.shape[: x.ndim - num_features], x.shape[x.ndim - num_features :]
         x = x.reshape(-1, *features)
+        late, x = x[..., : self.num_late], x[..., self.num_late :]  # nothing and all, for most models
         if self.is_image:
             x = CNN()(x)
         x = MLP(self.hidden_sizes, self.activation, self.layer_norm, self.kernel_init, name="torso")(x)
         if self.cell is not None:
             carry, x = self._unroll(carry, x, first, leading)
+        x = jnp.concatenate([late, x], axis=-1) if self.num_late else x
         outputs = tuple(jax.tree.map(lambda y: y.reshape(*leading, -1), output(x)) for output in self.outputs)
         return carry, outputs if len(outputs) > 1 else outputs[0]
 

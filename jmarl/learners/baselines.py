@@ -1,0 +1,52 @@
+"""The baseline that learns nothing: every legal action is equally likely, continuous ones within their bounds."""
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jmarl.learners import replayed
+from jmarl.networks import heads
+from jmarl.types import EnvSpec, Learner, TrainState
+
+
+@struct.dataclass(kw_only=True)
+class RandomConfig:
+    """The random baseline has no hyperparameters."""
+
+
+def random_policy(spec: EnvSpec, cfg: RandomConfig) -> Learner:
+    """Acts at random, in evaluation too; `update` counts.
+
+    >>> from jmarl import envs
+    >>> env = envs.matrix_game([[8.0, -12.0], [-12.0, 0.0]])
+    >>> learner = random_policy(env.spec, RandomConfig())
+    >>> state, obs = learner.init(jax.random.key(0)), jax.vmap(env.reset)(jax.random.split(jax.random.key(1), 5))[1]
+    >>> action, carry = learner.greedy(state, learner.init_carry((5,)), obs, jnp.ones(5, bool))
+    >>> action.shape
+    (5, 2)
+    """
+    del cfg
+    code = replayed.action_code(spec)
+
+    def init(key):
+        return TrainState(params={}, step=jnp.int32(0), env_steps=jnp.int32(0), extras=key)
+
+    def init_carry(batch_shape):
+        return jnp.zeros(batch_shape, jnp.int32)  # steps taken, so that evaluation draws anew at each
+
+    def choose(obs, key):
+        shape = (*obs.agent_mask.shape, code.is_real.shape[1])
+        if code.is_discrete:
+            return heads.categorical(jnp.zeros(shape), obs.action_mask).sample(seed=key)
+        return code.decode(jax.random.uniform(key, shape, minval=-1.0, maxval=1.0))
+
+    def act(state, carry, obs, first, key):
+        return choose(obs, key), carry + 1, carry
+
+    def greedy(state, carry, obs, first):
+        return choose(obs, jax.random.fold_in(state.extras, jnp.max(carry))), carry + 1
+
+    def update(state, batch, key):
+        return state.replace(step=state.step + 1), {}
+
+    return Learner(init, init_carry, act, greedy, update)
