@@ -225,7 +225,7 @@ def actor_critic(algorithm: str, env: str) -> Preset:
     if env.startswith("MPE_"):
         # A short horizon learns fastest here, as it does for PPO and the value-based learners.
         config = config.replace(
-            learning_rate=1e-3,
+            learning_rate=3e-3,
             learning_rate_schedule="linear",
             gamma=0.85,
             tau=0.01,
@@ -233,9 +233,11 @@ def actor_critic(algorithm: str, env: str) -> Preset:
             hidden_sizes=(128, 128),
             sharing="per_group" if any(role in env for role in roles) else "shared",
         )
+        if not is_soft:
+            config = config.replace(noise_start=0.6, noise_end=0.2, noise_steps=500_000)
         replay = Replay(batch_size=256, num_updates=8, warmup_steps=5000)
         kwargs = {"action_type": "Continuous"}
-        return Preset(env, config, kwargs, num_envs=32, rollout_length=26, total_steps=2_000_000, replay=replay)
+        return Preset(env, config, kwargs, num_envs=32, rollout_length=26, total_steps=1_000_000, replay=replay)
     if "SMAX" in env:
         config = config.replace(learning_rate_schedule="linear", gamma=0.99, random_steps=5000, hidden_sizes=(128, 128))
         kwargs, replay = {"map_name": "3m"}, Replay(num_updates=8)

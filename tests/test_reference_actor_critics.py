@@ -64,6 +64,7 @@ def config_of(z, layers, config_class, **changes):
         gamma=z["cfg/gamma"],
         tau=z["cfg/tau"],
         hidden_sizes=hidden,
+        mask_actions=False,
     )
     return dataclasses.replace(cfg, **changes)
 
@@ -420,6 +421,7 @@ def coma_setup(z):
         hidden_sizes=(z["param/actor/0/bias"].shape[0],),
         critic_sizes=tuple(critic[str(i)]["bias"].shape[0] for i in range(len(critic) - 1)),
         team_reward="mean",
+        mask_actions=False,
     )
     time_first = lambda x: np.moveaxis(x, 0, 1)  # noqa: E731
     views = [time_first(x) for x in (with_ids(z["in/obs"]), z["in/state"], z["in/avail"])]
@@ -481,7 +483,7 @@ def test_coma(kind, dtype):
 
     steps = batch.steps.replace(extras=Targets(target=target, epsilon=jnp.zeros(batch.weight.shape)))
     batch = batch.replace(steps=steps)
-    q = jax.jit(lambda p: values(p, steps.obs, steps.action, nets=nets))(params["critic"])
+    q = jax.jit(lambda p: values(p, steps.obs, steps.action, nets=nets, cfg=cfg))(params["critic"])
     assert_close(batch_first(q), z["out/q_values"][:, :-1], dtype)
     loss = lambda p: coma_loss(p, batch, nets=nets, cfg=cfg)  # noqa: E731
     grads, metrics = jax.jit(jax.grad(loss, has_aux=True))(params)

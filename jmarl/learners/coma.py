@@ -65,6 +65,7 @@ class COMAConfig:
     kernel_init: str = static("orthogonal")  # orthogonal, lecun or xavier
     sharing: str = static("shared")  # parameters: shared, per_agent or per_group (agents of equal sizes)
     critic_view: str = static("state_obs")  # what the critic reads beside the others' actions: state_obs or state
+    mask_actions: bool = static(True)  # critics read zeros in place of the actions of inactive agents
 
 
 class COMANets(NamedTuple):
@@ -103,7 +104,7 @@ def coma_loss(params: Params, batch: Trajectory, *, nets: COMANets, cfg: COMACon
     counts = steps.obs.agent_mask if batch.weight is None else steps.obs.agent_mask & (batch.weight > 0)[..., None]
     _, logits = nets.actor.apply(params["actor"], batch.carry, steps.obs, steps.first)
     policy = heads.categorical(logits, steps.obs.action_mask, epsilon=old.epsilon[..., None, None])
-    q = values(params["critic"], steps.obs, steps.action, nets=nets)
+    q = values(params["critic"], steps.obs, steps.action, nets=nets, cfg=cfg)
 
     probs, q_fixed = jax.lax.stop_gradient((policy.probs, q))
     advantage = losses.counterfactual_advantage(q_fixed, probs, steps.action)
@@ -122,9 +123,9 @@ def coma_loss(params: Params, batch: Trajectory, *, nets: COMANets, cfg: COMACon
     }
 
 
-def values(params: Params, obs: Any, action: Array, *, nets: COMANets) -> Array:
+def values(params: Params, obs: Any, action: Array, *, nets: COMANets, cfg: COMAConfig) -> Array:
     """The critic's value of each of an agent's actions beside the others' as given, `[L, M, N, A]`."""
-    code = jax.nn.one_hot(action, obs.action_mask.shape[-1])
+    code = replayed.visible(cfg, jax.nn.one_hot(action, obs.action_mask.shape[-1]), obs)
     others = actor_critic.joint_actions(jnp.zeros_like(code), code)
     first = jnp.zeros(action.shape[:-1], bool)  # not read: no memory
     return nets.critic.apply(params, (), (obs, others), first)[1]
@@ -140,7 +141,7 @@ def returns(target_critic: Params, batch: Trajectory, next_action: Array, *, net
       nets, cfg: as for `coma_loss`.
     """
     steps = batch.steps
-    next_q = losses.select(values(target_critic, steps.next_obs, next_action, nets=nets), next_action)
+    next_q = losses.select(values(target_critic, steps.next_obs, next_action, nets=nets, cfg=cfg), next_action)
     reward = replayed.rewards(steps, cfg.team_reward)
     discount = jnp.asarray(cfg.gamma * (1.0 - steps.terminated))
     ends = steps.last

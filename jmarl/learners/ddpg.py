@@ -74,6 +74,7 @@ class DDPGConfig:
     kernel_init: str = static("orthogonal")  # orthogonal, lecun or xavier
     sharing: str = static("shared")  # parameters: shared, per_agent or per_group (agents of equal sizes)
     critic_view: str = static("obs")  # what critics read: obs (own view and action), state or state_obs (all actions)
+    mask_actions: bool = static(True)  # critics read zeros in place of the actions of inactive agents
 
 
 @struct.dataclass(kw_only=True)
@@ -122,6 +123,7 @@ def ddpg_critic_loss(
         smooth = losses.smoothed_action(next_action, noise, cfg.target_noise, cfg.target_noise_clip)
         next_action = jnp.where(nets.code.is_real, smooth, 0.0)
     taken = replayed.action_features(cfg, x.action, x.action)
+    next_action = replayed.visible(cfg, next_action, x.next_obs)
     ahead = replayed.action_features(cfg, next_action, next_action)
     next_q = x.next("critic", target_params, (x.obs, taken), (x.next_obs, ahead))
     discount = cfg.gamma * (1.0 - x.steps.terminated)
@@ -159,6 +161,7 @@ def ddpg_actor_loss(
         penalty = cfg.logit_coef * jnp.mean(output**2, axis=-1, where=x.obs.action_mask | ~nets.code.is_real)
     else:
         own, penalty = _deterministic(nets, output, x.obs), jnp.zeros(x.mask.shape)
+    own = replayed.visible(cfg, own, x.obs)
     others = replayed.others_actions(cfg, x.action, own)
     q = x.now("critic", params, (x.obs, replayed.action_features(cfg, own, others)))
     q = {"first": lambda q: q[0], "mean": lambda q: jnp.mean(q, 0), "min": losses.clipped_double_q}[cfg.actor_q](q)

@@ -117,6 +117,11 @@ def action_features(cfg: Any, own: Array, others: Array) -> Array:
     return own if cfg.critic_view == "obs" else actor_critic.joint_actions(own, others)
 
 
+def visible(cfg: Any, action: Array, obs: Observation) -> Array:
+    """Coded actions as critics see them: zeros for inactive agents, unless the config says otherwise."""
+    return jnp.where(obs.agent_mask[..., None], action, 0.0) if cfg.mask_actions else action
+
+
 def counterfactual_features(cfg: Any, own: Array, others: Array) -> Array:
     """What critics with a value for each own action read: the others' actions, with zeros in place of one's own."""
     return own[..., :0] if cfg.critic_view == "obs" else actor_critic.joint_actions(jnp.zeros_like(own), others)
@@ -132,7 +137,7 @@ class Inputs(NamedTuple):
 
     Attributes:
       steps, obs, next_obs: `[L, M, ..]`, burn-in left out.
-      action: coded actions `[L, M, N, A]`.
+      action: coded actions `[L, M, N, A]`, as critics see them.
       mask: weights `[L, M, N]`, 0 for padding and inactive agents.
       networks, carry: actor and critic by name, and what they remember before the burn-in.
       head, head_first: the burn-in.
@@ -152,7 +157,7 @@ class Inputs(NamedTuple):
     def of(batch: Trajectory, nets: Any, cfg: Any, features: Callable[[Any, Array, Array], Array] = action_features):
         """From a batch; `features` are what critics read of the actions taken."""
         steps, weight = after_burn_in(batch, cfg.burn_in)
-        action = nets.code.encode(batch.steps.action)
+        action = visible(cfg, nets.code.encode(batch.steps.action), batch.steps.obs)
         head, tail = split((batch.steps.obs, batch.steps.first, action), cfg.burn_in)
         named = {"actor": nets.actor, "critic": nets.critic}
         carry = batch.carry

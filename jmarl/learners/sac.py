@@ -74,6 +74,7 @@ class SACConfig:
     kernel_init: str = static("orthogonal")  # orthogonal, lecun or xavier
     sharing: str = static("shared")  # parameters: shared, per_agent or per_group (agents of equal sizes)
     critic_view: str = static("obs")  # what critics read: obs (own view and action), state or state_obs (all actions)
+    mask_actions: bool = static(True)  # critics read zeros in place of the actions of inactive agents
 
 
 class SACNets(NamedTuple):
@@ -113,7 +114,7 @@ def sac_critic_loss(
     output = x.next("actor", target_params if cfg.target_actor else params, x.obs, x.next_obs)
     policy = nets.distribution(output, x.next_obs.action_mask)
     next_action, log_prob = _sample(nets, policy, noise)
-    read = _features(nets)
+    next_action, read = replayed.visible(cfg, next_action, x.next_obs), _features(nets)
     taken, ahead = read(cfg, x.action, x.action), read(cfg, next_action, next_action)
     next_q = losses.clipped_double_q(x.next("critic", target_params, (x.obs, taken), (x.next_obs, ahead)))
     q = x.now("critic", params, (x.obs, taken))
@@ -152,6 +153,7 @@ def sac_actor_loss(
     x, alpha = replayed.Inputs.of(batch, nets, cfg, _features(nets)), jnp.exp(params["log_alpha"])
     policy = nets.distribution(x.now("actor", params, x.obs), x.obs.action_mask)
     own, log_prob = _sample(nets, policy, noise)
+    own = replayed.visible(cfg, own, x.obs)
     others = replayed.others_actions(cfg, x.action, own)
     q = losses.clipped_double_q(x.now("critic", params, (x.obs, _features(nets)(cfg, own, others))))
     if nets.code.is_discrete:

@@ -1,5 +1,6 @@
 """Actors and critics over observations: what each of them reads, and how one's outputs become a distribution."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -177,7 +178,8 @@ def of_actions(
 
     Args:
       spec: of the environment.
-      cfg: `recurrent`, `sharing` and what `from_config` reads. Memory is of observations: actions join after the cell.
+      cfg: `recurrent`, `sharing` and what `from_config` reads. Memory is of observations: actions join after the cell,
+        and at least one layer follows, or values could not depend on both together.
       view: what else it reads: "obs" for each agent's own view, or "state", and the agent's id where parameters are
         shared.
       num_features: K, features of the actions.
@@ -190,6 +192,8 @@ def of_actions(
         raise ValueError(f"Critics of actions read vectors, but {spec.name} has images: make it with flatten=True.")
     if view != "obs" and spec.state_shape[0] == 0:
         raise ValueError(f"Centralised critics read the global state, but {spec.name} has none: use independent ones.")
+    if cfg.recurrent and not cfg.head_sizes:
+        cfg = dataclasses.replace(cfg, head_sizes=(cfg.cell_size,))
     model, head = from_config(cfg)
     num_agents, num_late = spec.num_agents, num_features if cfg.recurrent else 0
     has_ids = cfg.sharing != "per_agent"  # networks of one's own know whose they are

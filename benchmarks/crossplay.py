@@ -1,0 +1,200 @@
+"""Cross-play: does a policy play with partners that it did not learn with?
+
+    python benchmarks/crossplay.py runs/mappo --episodes 256
+
+Agent 0 follows the policy of one seed and all others that of another, for each pair of seeds: a matrix with self-play
+on its diagonal. A team that relies on conventions of its own earns less beside the diagonal. Hu et al., 2020,
+"Other-Play" for Zero-Shot Coordination (https://arxiv.org/abs/2003.02979).
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PRNGKeyArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+import jmarl
+import plotting
+import presets
+from command_line import ALGORITHMS, UsageError, usage_errors
+from jmarl.types import Env, Learner, Metrics, TrainState
+from plotting import plt
+from report import new_folder, require_free
+
+
+def load_run(folder: Path) -> tuple[Env, Learner, TrainState]:
+    """The environment of evaluation, the learner and what it learnt, seeds first, from a folder of benchmarks/train.py.
+
+    Only parameters are saved there: the optimiser and statistics are fresh, so the state is for playing.
+    """
+    try:
+        facts = json.loads((folder / "config.json").read_text())
+        arrays = load_file(folder / "params.safetensors")
+    except FileNotFoundError:
+        raise UsageError(f"{folder} needs a config.json and a params.safetensors, as train.py leaves them.") from None
+    except (json.JSONDecodeError, SafetensorError) as error:
+        raise UsageError(f"a file of {folder} is damaged: {error}.") from error
+    try:
+        default = presets.for_environment(facts["algorithm"], facts["env"]).config
+        settings = {name: _as_tuple(value) for name, value in facts["config"].items()}
+        env = jmarl.make(facts["env"], **{k: v for k, v in facts["env_kwargs"].items() if k != "shaped_reward"})
+        learner = ALGORITHMS[facts["algorithm"]](env.spec, default.replace(**settings))
+    except (ImportError, KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"{folder}/config.json does not fit this version of jmarl: {error}.") from error
+
+    state = jax.vmap(learner.init)(jax.random.split(jax.random.key(0), facts["seeds"]))
+
+    def saved(place: Any, leaf: jax.Array) -> jax.Array:
+        name = jax.tree_util.keystr(place, simple=True, separator="/")
+        if name not in arrays or arrays[name].shape != leaf.shape:
+            has = arrays[name].shape if name in arrays else "nothing"
+            raise UsageError(f"{folder}: parameter {name} should have the shape {leaf.shape}, but the file has {has}.")
+        return jnp.asarray(arrays[name])
+
+    return env, learner, state.replace(params=jax.tree_util.tree_map_with_path(saved, state.params))
+
+
+def _as_tuple(value: Any) -> Any:
+    """Lists of a JSON file are tuples in a config."""
+    return tuple(map(_as_tuple, value)) if isinstance(value, list) else value
+
+
+def mixed_team(learner: Learner, agent: int = 0) -> Learner:
+    """Its parameters are a pair of states: agent number `agent` plays as the first, everyone else as the second."""
+
+    def greedy(pair, carries, obs, first):
+        (own, own_carry), (others, others_carry) = (
+            learner.greedy(state, carry, obs, first) for state, carry in zip(pair.params, carries, strict=True)
+        )
+        return others.at[:, agent].set(own[:, agent]), (own_carry, others_carry)
+
+    return learner._replace(
+        greedy=greedy, init_carry=lambda shape: (learner.init_carry(shape), learner.init_carry(shape))
+    )
+
+
+def cross_play(
+    env: Env, learner: Learner, states: TrainState, key: PRNGKeyArray, *, num_episodes: int = 256, agent: int = 0
+) -> Metrics:
+    """Greedy evaluation of each pair of seeds, all of them from the same start states.
+
+    Args:
+      env: the environment.
+      learner: plays with its `greedy` policy.
+      states: what it has learnt, leading axis `[S]` for seeds.
+      key: source of start states and of the environment's chance.
+      num_episodes: of each pair.
+      agent: who plays with strangers.
+
+    Returns:
+      The metrics of `jmarl.evaluate`, `[S, S]`: the row is the seed of `agent`, the column that of all others.
+    """
+    team = mixed_team(learner, agent)
+
+    def play(own, others):
+        pair = TrainState(params=(own, others), step=own.step, env_steps=own.env_steps)
+        return jmarl.evaluate(env, team, pair, key, num_episodes=num_episodes)
+
+    return jax.jit(jax.vmap(jax.vmap(play, in_axes=(None, 0)), in_axes=(0, None)))(states, states)
+
+
+def self_and_cross(matrix: np.ndarray) -> tuple[float, float]:
+    """Mean of the diagonal and mean of everything else."""
+    is_self = np.eye(len(matrix), dtype=bool)
+    return float(matrix[is_self].mean()), float(matrix[~is_self].mean())
+
+
+def draw_matrix(matrix: np.ndarray, path: Path, *, label: str, title: str, agent: int = 0) -> Path:
+    """A heat map with a number in each cell."""
+    side = len(matrix)
+    figure, axes = plt.subplots(figsize=(2.4 + 0.62 * side, 1.6 + 0.55 * side), layout="constrained")
+    image = axes.imshow(matrix, cmap="cividis")
+    middle = (matrix.min() + matrix.max()) / 2
+    digits = int(np.clip(2 - np.floor(np.log10(max(np.abs(matrix).max(), 1e-9))), 0, 3))
+    for (row, column), value in np.ndenumerate(matrix):
+        ink = "white" if value <= middle else "black"
+        axes.text(column, row, f"{value:.{digits}f}", ha="center", va="center", color=ink, fontsize=8)
+    axes.set_xticks(range(side))
+    axes.set_yticks(range(side))
+    axes.tick_params(length=0)
+    axes.set_xlabel("seed of all other agents")
+    axes.set_ylabel(f"seed of agent {agent}")
+    axes.set_title(title, fontsize="medium")
+    axes.spines[:].set_visible(False)
+    figure.colorbar(image, label=label, shrink=0.9)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+    return path
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command line."""
+    import tyro
+
+    def crossplay(
+        run: tyro.conf.Positional[Path],
+        out: Path | None = None,
+        overwrite: bool = False,
+        episodes: int = 256,
+        metric: str = "eval/return_sum",
+        agent: int = 0,
+        seed: int = 0,
+    ) -> None:
+        """Lets each seed of a run play with each other; leaves a heat map and the numbers.
+
+        Args:
+          run: run folder of benchmarks/train.py, with its parameters.
+          out: a new folder; None: RUN/crossplay.
+          overwrite: replace the files of an earlier call.
+          episodes: greedy episodes of each pair.
+          metric: of jmarl.evaluate.
+          agent: number of the agent that plays with strangers.
+          seed: decides the start states.
+        """
+        out = out or run / "crossplay"
+        require_free(out, overwrite)
+        env, learner, states = load_run(run)
+        num_seeds = len(states.step)
+        if num_seeds < 2 or env.spec.num_agents < 2:
+            raise UsageError(
+                f"cross-play needs two seeds and two agents: {run} has {num_seeds} and {env.spec.num_agents}."
+            )
+        if not 0 <= agent < env.spec.num_agents:
+            raise UsageError(f"--agent {agent} must be one of 0 to {env.spec.num_agents - 1}.")
+        metrics = cross_play(env, learner, states, jax.random.key(seed), num_episodes=episodes, agent=agent)
+        if metric not in metrics:
+            raise UsageError(f"--metric {metric} is not evaluated: choose one of {', '.join(sorted(metrics))}.")
+        matrix = np.asarray(metrics[metric], float)
+        new_folder(out, overwrite)
+        self_play, others = self_and_cross(matrix)
+        facts = {
+            "env": env.spec.name,
+            "metric": metric,
+            "agent": agent,
+            "episodes": episodes,
+            "seed": seed,
+            "self_play_mean": self_play,
+            "cross_play_mean": others,
+            "gap": self_play - others,
+            "matrix": matrix.tolist(),
+        }
+        (out / "crossplay.json").write_text(json.dumps(facts, indent=1, allow_nan=False) + "\n")
+        label = plotting.LABELS.get(metric.split("/")[-1], metric)
+        title = f"{run.name}: self-play {self_play:.3g}, cross-play {others:.3g}"
+        draw_matrix(matrix, out / "crossplay.png", label=label, title=title, agent=agent)
+        print(f"{metric} of {num_seeds} x {num_seeds} pairs of seeds, {episodes} episodes each")
+        print(f"self-play mean {self_play:.4g}, cross-play mean {others:.4g}, gap {self_play - others:.4g}")
+        print(f"crossplay.png and crossplay.json are in {out}")
+
+    with usage_errors():
+        tyro.cli(crossplay, prog="crossplay.py", args=argv)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,532 @@
+"""DDPG, TD3, SAC, COMA, A2C and random: known answers, invariances, games with known solutions, bad input."""
+
+import dataclasses
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jmarl
+from jmarl import (
+    A2CConfig,
+    COMAConfig,
+    DDPGConfig,
+    RandomConfig,
+    SACConfig,
+    TD3Config,
+    buffers,
+    envs,
+    losses,
+)
+from jmarl.learners import ddpg, ppo, replayed, sac
+from jmarl.types import Network, Trajectory, Transition, zero_observation
+
+DISCRETE = envs.matrix_game(np.zeros((3, 3))).spec
+CONTINUOUS = envs.probe("continuous", num_agents=2).spec
+
+# ------------------------------------------------------------------------------------------------------ known answers
+
+
+def test_temperature_falls_while_the_entropy_is_above_its_target():
+    grad = jax.grad(lambda x: losses.temperature_loss(x, jnp.array(-1.0), -2.0))(jnp.array(0.0))
+    assert float(grad) == 3.0  # wrong: -1
+
+
+def test_soft_value_of_discrete_actions_ignores_an_added_illegal_one():
+    def value(logits, q, legal):
+        policy = jmarl.networks.heads.categorical(logits, legal)
+        return losses.soft_value(q, policy.logits, 0.5, policy.probs)
+
+    logits, q = jnp.log(jnp.array([0.25, 0.75])), jnp.array([1.0, 2.0])
+    assert float(value(logits, q, jnp.ones(2, bool))) == pytest.approx(2.03117, abs=1e-5)
+    more = jnp.append(logits, 3.0), jnp.append(q, 100.0), jnp.array([True, True, False])
+    assert float(value(*more)) == pytest.approx(2.03117, abs=1e-5)
+    assert np.isfinite(jax.grad(value)(*more)).all()
+
+
+def test_a_counterfactual_advantage_and_a_policy_gradient():
+    advantage = losses.counterfactual_advantage(jnp.array([1.0, 2.0]), jnp.array([0.2, 0.8]), jnp.array(0))
+    assert float(advantage) == pytest.approx(-0.8)
+    loss = losses.policy_gradient_loss(jnp.array([1.0, 2.0, 3.0]), jnp.array([1.0, 0.0, -1.0]))
+    assert float(loss.mean()) == pytest.approx(2 / 3)  # minus the -2/3 of the sum of A log π
+
+
+def test_losses_refuse_shapes_that_would_broadcast():
+    for loss in (losses.soft_value, losses.temperature_loss):
+        with pytest.raises(Exception, match=r"shape|type"):
+            loss(jnp.zeros((4, 3)), jnp.zeros((4, 3, 1)), 0.1)
+    with pytest.raises(Exception, match=r"shape|type"):
+        losses.policy_gradient_loss(jnp.zeros(3), jnp.zeros((3, 1)))
+
+
+def test_the_soft_target_of_each_agent_is_its_own():
+    """r = 1, γ = .9, min Q = 10, α = .2, log π = -1: y = 10.18 for agent 0; agent 1 has another Q."""
+    spec = CONTINUOUS
+    values = jnp.array([10.0, 20.0])
+    nets = sac.default_nets(spec, SACConfig())
+
+    def critic(params, carry, x, first):
+        return carry, jnp.broadcast_to(values, (2, *x[0].agent_mask.shape)) + 0 * params
+
+    class Policy:  # every action is 0 and has the log-probability -1
+        def mean(self):
+            return jnp.zeros((1, 5, 2, 1))
+
+        def stddev(self):
+            return jnp.zeros((1, 5, 2, 1))
+
+        def log_prob(self, action):
+            return -jnp.ones(action.shape[:-1])
+
+    nets = nets._replace(
+        critic=Network(lambda key: 0.0, critic, lambda shape: ()), distribution=lambda output, mask: Policy()
+    )
+    params = {"actor": nets.actor.init(jax.random.key(0)), "critic": jnp.zeros(()), "log_alpha": jnp.log(0.2)}
+    cfg = SACConfig(gamma=0.9)
+    batch = random_batch(spec, jax.random.key(1), length=1, batch_size=5)
+    batch = batch.replace(steps=batch.steps.replace(reward=jnp.ones((1, 5, 2))))
+    _, metrics = sac.sac_critic_loss(params, params, batch, jnp.zeros((1, 5, 2, 1)), nets=nets, cfg=cfg)
+    assert float(metrics["value/target"]) == pytest.approx((10.18 + 19.18) / 2)
+    np.testing.assert_allclose(metrics["priority"], (0.18 + 0.82) / 2, rtol=1e-4)
+
+
+@pytest.mark.parametrize("others, slope", [("stored", 3.0), ("current", 5.0), ("joint", 5.0)])
+def test_slope_of_an_agents_action_in_a_product(others, slope):
+    """Q = a1 a2 with a2 = 3 stored and 5 current; agent 2 learns from agent 1's loss only if it is told to."""
+    current, stored = jnp.array([[[[2.0], [5.0]]]]), jnp.array([[[[0.0], [3.0]]]])
+    cfg = DDPGConfig(other_actions=others, critic_view="state")
+
+    def loss_of_agent_1(current):
+        read = replayed.action_features(cfg, current, replayed.others_actions(cfg, stored, current))
+        return losses.deterministic_policy_loss(jnp.prod(read, axis=-1))[0, 0, 0]
+
+    grad = -jax.grad(loss_of_agent_1)(current)[0, 0, :, 0]
+    assert grad.tolist() == [slope, 2.0 if others == "joint" else 0.0]
+
+
+@pytest.mark.parametrize("algorithm, cfg", [(jmarl.maddpg, DDPGConfig()), (jmarl.masac, SACConfig())])
+@pytest.mark.parametrize("spec", [DISCRETE, CONTINUOUS], ids=["discrete", "continuous"])
+def test_a_central_critic_sees_what_the_others_do(algorithm, cfg, spec):
+    cfg = replayed.centralized(cfg.replace(hidden_sizes=(8,)))
+    nets = (ddpg if algorithm is jmarl.maddpg else sac).default_nets(spec, cfg)
+    read = sac._features(nets) if algorithm is jmarl.masac else replayed.action_features
+    batch = random_batch(spec, jax.random.key(0), length=1)
+    params = nets.critic.init(jax.random.key(1))
+
+    def q(action):
+        code = nets.code.encode(action)
+        x = batch.steps.obs, read(cfg, code, code)
+        return nets.critic.apply(params, nets.critic.init_carry((6,)), x, batch.steps.first)[1]
+
+    action = batch.steps.action
+    other = action.at[:, :, 1].set(1 - action[:, :, 1])
+    assert (np.asarray(q(action)[:, :, :, 0]) != np.asarray(q(other)[:, :, :, 0])).any()
+
+
+# -------------------------------------------------------------------------------------------------------- invariances
+
+
+def random_batch(spec, key, length=4, batch_size=6, carry=()):
+    """Random sequences of two agents, none of which ends."""
+    keys = jax.random.split(key, 6)
+    shape = (length, batch_size, spec.num_agents)
+
+    def observation(key):
+        obs = zero_observation(spec, shape[:2])
+        views = jax.random.normal(key, obs.agents.shape)
+        return obs.replace(agents=views, state=jax.random.normal(key, obs.state.shape))
+
+    if spec.is_discrete:
+        action = jax.random.randint(keys[1], shape, 0, spec.num_actions)
+    else:
+        action = jax.random.uniform(keys[1], (*shape, spec.action_size), minval=-1.0, maxval=1.0)
+    return Trajectory(
+        steps=Transition(
+            obs=observation(keys[0]),
+            first=jnp.zeros(shape[:2], bool).at[0].set(True),
+            action=action,
+            reward=jax.random.normal(keys[2], shape),
+            terminated=jnp.zeros(shape, bool),
+            last=jnp.zeros(shape[:2], bool),
+            next_obs=observation(keys[3]),
+        ),
+        carry=carry,
+        weight=jnp.ones(shape[:2]),
+    )
+
+
+SMALL = {"hidden_sizes": (8,), "cell_size": 4, "max_grad_norm": None}
+LEARNERS = {
+    "iddpg-continuous": (jmarl.iddpg, DDPGConfig(**SMALL), CONTINUOUS),
+    "maddpg-discrete-recurrent": (jmarl.maddpg, DDPGConfig(**SMALL, recurrent=True), DISCRETE),
+    "matd3-continuous-recurrent": (
+        jmarl.matd3,
+        TD3Config(**SMALL, recurrent=True, policy_delay=1, actor_q="min"),
+        CONTINUOUS,
+    ),
+    "isac-discrete": (jmarl.isac, SACConfig(**SMALL), DISCRETE),
+    "masac-discrete-recurrent": (jmarl.masac, SACConfig(**SMALL, recurrent=True), DISCRETE),
+    "masac-continuous": (jmarl.masac, SACConfig(**SMALL, alpha_per_agent=True, other_actions="current"), CONTINUOUS),
+}
+
+
+def memory_before(learner, batch_size):
+    return {name: x for name, x in learner.init_carry((batch_size,)).items() if name != "noise"}
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_padding_and_inactive_agents_change_nothing_and_every_parameter_learns(name):
+    """What lies beyond a sequence's end or belongs to a dead agent may be anything."""
+    algorithm, cfg, spec = LEARNERS[name]
+    learner = algorithm(spec, cfg)
+    state, update = jax.jit(learner.init)(jax.random.key(0)), jax.jit(learner.update)
+    batch = random_batch(spec, jax.random.key(1), carry=memory_before(learner, 6))
+    steps = batch.steps
+    dead = steps.obs.agent_mask.at[:, 2, 1].set(False)
+    steps = steps.replace(obs=steps.obs.replace(agent_mask=dead), next_obs=steps.next_obs.replace(agent_mask=dead))
+    batch = batch.replace(steps=steps, weight=batch.weight.at[2:, 3].set(0.0))
+
+    garbage = random_batch(spec, jax.random.key(2)).steps
+    padded = jnp.zeros((4, 6), bool).at[3, 3].set(True)  # step 3 of sequence 3; step 2 is what step 1 leads to
+
+    def mix(ours, other, where):
+        return jnp.where(where.reshape(where.shape + (1,) * (ours.ndim - where.ndim)), other, ours)
+
+    spoilt = jax.tree.map(lambda x, y: mix(x, y, padded), steps, garbage.replace(first=steps.first))
+    is_dead = jnp.zeros((4, 6, 2), bool).at[:, 2, 1].set(True)
+    views = [
+        mix(x.agents, y.agents, is_dead) for x, y in ((spoilt.obs, garbage.obs), (spoilt.next_obs, garbage.next_obs))
+    ]
+    spoilt = spoilt.replace(
+        obs=spoilt.obs.replace(agents=views[0]),
+        next_obs=spoilt.next_obs.replace(agents=views[1]),
+        action=mix(spoilt.action, garbage.action, is_dead),
+    )
+    new, _ = update(state, batch, jax.random.key(3))
+    same, _ = update(state, batch.replace(steps=spoilt), jax.random.key(3))
+    for x, y in zip(jax.tree.leaves(new.params), jax.tree.leaves(same.params), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-7)
+    moved = jax.tree.map(lambda x, y: bool((x != y).any()), state.params, new.params)
+    assert all(jax.tree.leaves(moved)), moved
+
+
+@pytest.mark.parametrize("name", ["maddpg-discrete-recurrent", "masac-continuous"])
+def test_an_empty_batch_moves_nothing(name):
+    algorithm, cfg, spec = LEARNERS[name]
+    learner = algorithm(spec, cfg)
+    state = jax.jit(learner.init)(jax.random.key(0))
+    batch = random_batch(spec, jax.random.key(1), carry=memory_before(learner, 6))
+    batch = batch.replace(weight=jnp.zeros_like(batch.weight))
+    new, metrics = jax.jit(learner.update)(state, batch, jax.random.key(2))
+    assert float(metrics["loss/critic"]) == float(metrics["loss/actor"]) == 0.0
+    for x, y in zip(jax.tree.leaves(state.params), jax.tree.leaves(new.params), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize(
+    "algorithm, cfg, base, sharing, recurrent",
+    [
+        (jmarl.matd3, TD3Config(**SMALL), CONTINUOUS, "per_group", True),
+        (jmarl.maddpg, DDPGConfig(**SMALL), DISCRETE, "per_agent", False),
+        (jmarl.masac, SACConfig(**SMALL), CONTINUOUS, "per_agent", False),
+        (jmarl.isac, SACConfig(**SMALL), DISCRETE, "per_group", False),
+    ],
+)
+def test_agents_of_different_sizes_act_within_their_own(algorithm, cfg, base, sharing, recurrent):
+    """simple_tag's kind of agents: the second has two of three actions, or one of two dimensions."""
+    spec = base._replace(obs_sizes=(1, 1), action_sizes=(3, 2) if base.is_discrete else (2, 1))
+    if not base.is_discrete:
+        spec = spec._replace(action_size=2, action_low=((-1.0, 0.0),) * 2, action_high=((1.0, 4.0),) * 2)
+    learner = algorithm(spec, cfg.replace(sharing=sharing, recurrent=recurrent))
+    carry, obs = learner.init_carry((50,)), zero_observation(spec, (50,))
+    if base.is_discrete:
+        obs = obs.replace(action_mask=obs.action_mask.at[:, 1, 2].set(False))
+    batch = random_batch(spec, jax.random.key(2), carry=memory_before(learner, 6))
+
+    @jax.jit
+    def act_and_learn(key):
+        state = learner.init(key)
+        return *learner.act(state, carry, obs, jnp.ones(50, bool), key), learner.update(state, batch, key)[1]
+
+    action, new, before, metrics = act_and_learn(jax.random.key(0))
+    assert jax.tree.structure(new) == jax.tree.structure(carry)
+    assert jax.tree.structure(batch.carry) == jax.tree.structure(before)
+    assert np.isfinite(metrics["loss/critic"]) and np.isfinite(metrics["loss/actor"])
+    if base.is_discrete:
+        assert action.dtype == jnp.int32 and (action[:, 1] < 2).all() and (action[:, 0] == 2).any()
+    else:
+        low, high = np.array(spec.action_low), np.array(spec.action_high)
+        assert ((action >= low) & (action <= high)).all() and float(action[:, :, 1].max()) > 2.0
+
+
+def test_padded_action_dimensions_do_not_matter():
+    spec = CONTINUOUS._replace(
+        action_size=2, action_sizes=(2, 1), action_low=((-1.0,) * 2,) * 2, action_high=((1.0,) * 2,) * 2
+    )
+    for algorithm, cfg in ((jmarl.maddpg, DDPGConfig(**SMALL)), (jmarl.masac, SACConfig(**SMALL))):
+        learner = algorithm(spec, cfg)
+        state, update = learner.init(jax.random.key(0)), jax.jit(learner.update)
+        batch = random_batch(spec, jax.random.key(1))
+        spoilt = batch.replace(steps=batch.steps.replace(action=batch.steps.action.at[:, :, 1, 1].set(0.77)))
+        new, same = (update(state, b, jax.random.key(2))[0] for b in (batch, spoilt))
+        for x, y in zip(jax.tree.leaves(new.params), jax.tree.leaves(same.params), strict=True):
+            np.testing.assert_array_equal(x, y)
+
+
+def test_td3_moves_actors_and_targets_at_every_second_update():
+    learner = jmarl.matd3(CONTINUOUS, TD3Config(**SMALL, tau=0.5))
+    states = [learner.init(jax.random.key(0))]
+    for k in range(3):
+        states.append(
+            jax.jit(learner.update)(states[-1], random_batch(CONTINUOUS, jax.random.key(k)), jax.random.key(k))[0]
+        )
+
+    def moved(k, part):
+        pairs = zip(jax.tree.leaves(part(states[k])), jax.tree.leaves(part(states[k + 1])), strict=True)
+        return any((x != y).any() for x, y in pairs)
+
+    assert [moved(k, lambda s: s.params["critic"]) for k in range(3)] == [True] * 3
+    assert [moved(k, lambda s: s.params["actor"]) for k in range(3)] == [False, True, False]
+    assert [moved(k, lambda s: s.target_params) for k in range(3)] == [False, True, False]
+    assert [moved(k, lambda s: s.opt_state["actor"]) for k in range(3)] == [False, True, False]
+
+
+def test_recurrent_critics_remember_observations_and_what_acting_recorded_is_where_sequences_start():
+    env = envs.probe("memory", num_agents=2)
+    learner = jmarl.masac(env.spec, SACConfig(**SMALL, recurrent=True))
+    run = jmarl.training.start(env, learner, jax.random.key(0), num_envs=3)
+    _, trajectory, _ = jmarl.rollout(env, learner, run, length=6)
+    nets = sac.default_nets(env.spec, replayed.centralized(SACConfig(**SMALL, recurrent=True)))
+    steps, recorded = trajectory.steps, trajectory.steps.extras
+    code = nets.code.encode(steps.action)
+    features = replayed.counterfactual_features(SACConfig(critic_view="state"), code, code)
+    inputs = {"actor": steps.obs, "critic": (steps.obs, features)}
+    for name, net in {"actor": nets.actor, "critic": nets.critic}.items():
+        carry, _ = net.apply(
+            run.learner.params[name],
+            trajectory.carry[name],
+            jax.tree.map(lambda x: x[:3], inputs[name]),
+            steps.first[:3],
+        )
+        for x, y in zip(jax.tree.leaves(carry), jax.tree.leaves(recorded[name]), strict=True):
+            np.testing.assert_allclose(x, y[3], rtol=1e-5, atol=1e-6)
+
+
+def test_ornstein_uhlenbeck_noise_starts_anew_with_the_episode_and_has_a_memory():
+    cfg = DDPGConfig(**SMALL, noise="ornstein_uhlenbeck", noise_start=0.1, noise_schedule="constant")
+    learner = jmarl.iddpg(CONTINUOUS, cfg)
+    state, carry = learner.init(jax.random.key(0)), learner.init_carry((1000,))
+    carry = {**carry, "noise": jnp.ones_like(carry["noise"])}
+    obs, first = zero_observation(CONTINUOUS, (1000,)), jnp.arange(1000) < 500
+    _, after, before = learner.act(state, carry, obs, first, jax.random.key(1))
+    noise = np.asarray(after["noise"])
+    assert noise[:500].mean() == pytest.approx(0.0, abs=0.02) and noise[500:].mean() == pytest.approx(0.85, abs=0.02)
+    assert noise.std(axis=0)[0] > 0 and "noise" not in before
+
+
+def test_random_steps_are_random_and_noise_decays():
+    cfg = DDPGConfig(**SMALL, noise_start=0.0, noise_end=0.0, random_steps=100)
+    learner = jmarl.iddpg(CONTINUOUS, cfg)
+    state, obs = learner.init(jax.random.key(0)), zero_observation(CONTINUOUS, (4000,))
+    carry, first = learner.init_carry((4000,)), jnp.ones(4000, bool)
+
+    @jax.jit
+    def act(env_steps):
+        return learner.act(dataclasses.replace(state, env_steps=env_steps), carry, obs, first, jax.random.key(1))[0]
+
+    early, late = act(jnp.int32(99)), act(jnp.int32(100))
+    assert float(early.std()) == pytest.approx(3**-0.5, rel=0.05) and float(late.std(axis=0).max()) == 0.0
+
+
+def test_advantage_actor_critic_follows_the_plain_policy_gradient():
+    """One step at a ratio of 1: the gradient is that of -A log π."""
+    env = envs.probe("action_observation", num_agents=2)
+    cfg = A2CConfig(hidden_sizes=(8,), ent_coef=0.0, vf_coef=0.0)
+    nets = ppo.default_nets(env.spec, cfg)
+    learner = jmarl.ia2c(env.spec, cfg)
+    run = jmarl.training.start(env, learner, jax.random.key(0), num_envs=4)
+    _, batch, _ = jmarl.rollout(env, learner, run, length=3)
+    memory = batch.steps.extras
+    advantage = jax.random.normal(jax.random.key(1), memory.value.shape)
+    old = ppo.Targets(log_prob=memory.log_prob, value=memory.value, advantage=advantage, target=memory.value)
+    batch = batch.replace(steps=batch.steps.replace(extras=old))
+
+    def policy_gradient(params):
+        _, (policy, _) = nets.model.apply(params, batch.carry, batch.steps.obs, batch.steps.first)
+        log_prob = nets.distribution(policy, batch.steps.obs.action_mask).log_prob(batch.steps.action)
+        return jnp.mean(losses.policy_gradient_loss(log_prob, advantage))
+
+    ours = jax.grad(lambda p: jmarl.ppo_loss(p, batch, nets=nets, cfg=cfg)[0])(run.learner.params)
+    expected = jax.grad(policy_gradient)(run.learner.params)
+    for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["action", "continuous"])
+def test_random_actions_are_legal_even_and_new_at_each_step(kind):
+    env = envs.probe(kind, num_agents=2)
+    learner = jmarl.random_policy(env.spec, RandomConfig())
+    state, obs = learner.init(jax.random.key(0)), zero_observation(env.spec, (2000,))
+    carry, first = learner.init_carry((2000,)), jnp.ones(2000, bool)
+    one, carry = learner.greedy(state, carry, obs, first)
+    two, _ = learner.greedy(state, carry, obs, first)
+    assert (one != two).any()
+    assert float(jnp.mean(one.astype(float))) == pytest.approx(0.5 if kind == "action" else 0.0, abs=0.05)
+    metrics = jmarl.evaluate(env, learner, state, jax.random.key(1), num_episodes=1000)
+    # The mean of -(a - c / 2)² with a even on [-1, 1] and c = ±1.
+    assert float(metrics["eval/return_mean"]) == pytest.approx(0.5 if kind == "action" else -7 / 12, abs=0.05)
+
+
+# ---------------------------------------------------------------------------------------------- games of known solution
+
+
+def greedy_returns(loop, cfg, num_steps, num_seeds=2):
+    """Greedy return of each seed, averaged over agents."""
+
+    def train(key):
+        run, _ = jmarl.make_train(loop, num_steps)(key, cfg)
+        learner = loop.algorithm(loop.env.spec, cfg)
+        return jmarl.evaluate(loop.env, learner, run.learner, key, num_episodes=16)["eval/return_mean"]
+
+    return np.asarray(jax.jit(jax.vmap(train))(jax.random.split(jax.random.key(0), num_seeds)))
+
+
+def off_policy(env, algorithm, length=1, **options):
+    options = {"num_envs": 8, "rollout_length": length, "warmup_steps": 64, "num_updates": 2} | options
+    return jmarl.off_policy(env, algorithm, buffer=buffers.uniform(2000, 32, length), **options)
+
+
+QUICK = {"learning_rate": 3e-3, "hidden_sizes": (16,), "tau": 0.05}
+COMA = COMAConfig(
+    learning_rate=1e-2,
+    hidden_sizes=(16,),
+    critic_sizes=(16,),
+    cell_size=16,
+    tau=0.1,
+    epsilon_steps=4000,
+    normalize_advantage=True,
+)
+
+
+@pytest.mark.parametrize(
+    "algorithm, cfg",
+    [
+        (jmarl.maddpg, DDPGConfig(**QUICK)),
+        (jmarl.itd3, TD3Config(**QUICK)),
+        (jmarl.isac, SACConfig(**QUICK, target_entropy=-3.0)),
+    ],
+)
+def test_continuous_actors_find_the_target(algorithm, cfg):
+    env = envs.probe("continuous", num_agents=2)
+    assert (greedy_returns(off_policy(env, algorithm), cfg, 400) > -0.02).all()
+
+
+@pytest.mark.parametrize(
+    "algorithm, cfg",
+    [
+        (jmarl.maddpg, DDPGConfig(**QUICK, random_steps=1000)),
+        (jmarl.masac, SACConfig(**QUICK, alpha=0.5, learn_alpha=False)),
+    ],
+)
+def test_discrete_actors_with_central_critics_coordinate(algorithm, cfg):
+    env = envs.matrix_game([[1.0, 0.0], [0.0, 2.0]])
+    assert (greedy_returns(off_policy(env, algorithm), cfg, 300) == 2.0).all()
+
+
+@pytest.mark.parametrize(
+    "algorithm, cfg", [(jmarl.isac, SACConfig(**QUICK, alpha=0.1)), (jmarl.maddpg, DDPGConfig(**QUICK))]
+)
+def test_recurrent_actors_remember_the_cue(algorithm, cfg):
+    """Seen on the first of four steps, asked for on the last."""
+    cfg = cfg.replace(recurrent=True, cell_size=16, gamma=0.95, learning_rate=5e-3)
+    loop = off_policy(envs.probe("memory", num_agents=2), algorithm, length=4)
+    assert (greedy_returns(loop, cfg, 400) == 1.0).all()
+
+
+@pytest.mark.parametrize("algorithm, cfg", [(jmarl.iddpg, DDPGConfig(**QUICK)), (jmarl.isac, SACConfig(**QUICK))])
+def test_a_time_limit_bootstraps(algorithm, cfg):
+    """Reward 1 on each of 10 steps, then truncated: V = 1 / (1 - γ), also at the end."""
+    cfg = cfg.replace(gamma=0.8, hidden_sizes=(8,), learning_rate=1e-2)
+    cfg = cfg.replace(alpha=1e-3, learn_alpha=False) if isinstance(cfg, SACConfig) else cfg
+    _, metrics = jax.jit(jmarl.make_train(off_policy(envs.probe("time_limit"), algorithm), 300))(jax.random.key(0), cfg)
+    assert float(metrics["value/q_taken"][-1]) == pytest.approx(5.0, rel=0.05)
+
+
+@pytest.mark.parametrize("returns", ["td_lambda", "n_step"])
+def test_coma_coordinates(returns):
+    loop = jmarl.on_policy(envs.matrix_game([[1.0, 0.0], [0.0, 2.0]]), jmarl.coma, num_envs=32, rollout_length=4)
+    assert (greedy_returns(loop, COMA.replace(returns=returns), 300) == 2.0).all()
+
+
+def test_coma_with_recurrent_actors_remembers_the_cue():
+    """Its critic has no memory, so the state must tell it what the actors saw."""
+    env = envs.probe("memory", num_agents=2)
+    env_reset, env_step = env.reset, env.step
+
+    def with_state(env_state, obs):
+        return env_state, obs.replace(state=env_state[0])
+
+    def step(env_state, action, key):
+        *seen, outcome = env_step(env_state, action, key)
+        return *with_state(*seen), outcome
+
+    env = env._replace(reset=lambda key: with_state(*env_reset(key)), step=step)
+    env = env._replace(spec=env.spec._replace(state_shape=(2,)))
+    loop = jmarl.on_policy(env, jmarl.coma, num_envs=32, rollout_length=4)
+    assert (greedy_returns(loop, COMA.replace(recurrent=True, team_reward="individual"), 300) == 1.0).all()
+
+
+def test_maa2c_coordinates():
+    loop = jmarl.on_policy(envs.matrix_game([[1.0, 0.0], [0.0, 2.0]]), jmarl.maa2c, num_envs=32, rollout_length=4)
+    cfg = A2CConfig(learning_rate=1e-2, hidden_sizes=(16,))
+    assert (greedy_returns(loop, cfg, 200) == 2.0).all()
+
+
+# ---------------------------------------------------------------------------------------------------------- bad input
+
+
+def test_infinite_bounds_are_refused():
+    spec = CONTINUOUS._replace(action_high=((np.inf,), (1.0,)))
+    with pytest.raises(ValueError, match="continuous has infinite action bounds"):
+        jmarl.maddpg(spec, DDPGConfig())
+
+
+def test_an_unusual_sign_of_the_target_entropy_is_warned_of():
+    with pytest.warns(UserWarning, match="target_entropy=2.0 has an unusual sign"):
+        jmarl.isac(CONTINUOUS, SACConfig(target_entropy=2.0))
+    with pytest.warns(UserWarning, match="of discrete actions are aimed at positive values"):
+        jmarl.isac(DISCRETE, SACConfig(target_entropy=-1.0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        jmarl.isac(CONTINUOUS, SACConfig(target_entropy=-2.0))
+
+
+BAD = [
+    (jmarl.coma, CONTINUOUS, COMAConfig(), "COMA's critic has a value for each of finitely many actions"),
+    (jmarl.maddpg, DISCRETE, DDPGConfig(other_actions="old"), "other_actions='old' is unknown here: choose one"),
+    (jmarl.maddpg, DISCRETE, DDPGConfig(noise="pink"), "noise='pink' is unknown here: choose one of gaussian"),
+    (jmarl.maddpg, DISCRETE, DDPGConfig(tau=2.0), r"tau=2.0 must lie in \[0, 1\]"),
+    (jmarl.matd3, DISCRETE, TD3Config(policy_delay=0), "policy_delay=0 must be at least 1"),
+    (jmarl.isac, DISCRETE, SACConfig(alpha=0.0), "alpha=0.0 must be positive"),
+    (jmarl.isac, DISCRETE, SACConfig(burn_in=2), "burn_in=2 warms up recurrent networks"),
+    (jmarl.isac, DISCRETE, SACConfig(update_order="both"), "update_order='both' is unknown here"),
+    (jmarl.masac, DISCRETE._replace(state_shape=(0,)), SACConfig(), "read the global state, but matrix_game has none"),
+    (jmarl.iddpg, DISCRETE._replace(obs_shape=(5, 5, 3)), DDPGConfig(), "has images: make it with flatten=True"),
+    (jmarl.ia2c, DISCRETE, A2CConfig(num_epochs=4), "takes one step on each rollout, but num_epochs=4"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("algorithm, spec, cfg, message", BAD)
+def test_bad_configs(algorithm, spec, cfg, message):
+    with pytest.raises(ValueError, match=message):
+        algorithm(spec, cfg)
+
+
+def test_td3_takes_its_own_config():
+    with pytest.raises(
+        TypeError,
+        match="TD3Config",  # while tests run, the type checker says it first
+    ):
+        jmarl.matd3(CONTINUOUS, DDPGConfig())
