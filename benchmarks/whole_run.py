@@ -14,7 +14,8 @@ import jax
 
 import jmarl
 
-# Networks, environments, rollouts and updates of JaxMARL 0.2's scripts for MPE_simple_spread_v3.
+# Networks, environments, rollouts and updates of JaxMARL 0.2's scripts for MPE_simple_spread_v3; names that end in _16
+# have those of XuanCe 1.4: 16 environments, and for learners from replay one update of batch 256 in 400 steps.
 _PPO = jmarl.PPOConfig(learning_rate=2.5e-4, learning_rate_schedule="linear")
 _RECURRENT = dataclasses.replace(
     _PPO, recurrent=True, hidden_sizes=(128,), cell_size=128, head_sizes=(128,), activation="relu", learning_rate=2e-3
@@ -32,6 +33,15 @@ _Q = jmarl.QConfig(
 _PQN = jmarl.PQNConfig(hidden_sizes=(256, 256))
 
 
+_XUANCE = {"hidden_sizes": (64, 64)}
+_MIXER = {"mixer_embed_size": 128, "mixer_hypernet_sizes": (128,), "sharing": "per_agent"}
+
+
+def _sparse(algorithm, env):
+    replay = jmarl.buffers.uniform(capacity=100_000, batch_size=256)
+    return jmarl.off_policy(env, algorithm, buffer=replay, num_envs=16, rollout_length=25, warmup_steps=1000)
+
+
 def _on_policy(algorithm, num_envs=16, rollout_length=128):
     return jmarl.on_policy(ENV, algorithm, num_envs=num_envs, rollout_length=rollout_length)
 
@@ -42,6 +52,7 @@ def _off_policy(algorithm):
 
 
 ENV = jmarl.make("MPE_simple_spread_v3")
+CONTINUOUS = jmarl.make("MPE_simple_spread_v3", action_type="Continuous")
 SETTINGS = {  # name: (loop, config, iterations)
     "ippo_ff": (_on_policy(jmarl.ippo), _PPO, 100),
     "ippo_rnn": (
@@ -57,6 +68,16 @@ SETTINGS = {  # name: (loop, config, iterations)
     "iql_rnn": (_off_policy(jmarl.iql), _Q, 500),
     "pqn_vdn_ff": (_on_policy(jmarl.pqn_vdn, 256, 16), _PQN, 25),
     "pqn_vdn_rnn": (_on_policy(jmarl.pqn_vdn, 256, 16), _PQN.replace(recurrent=True, cell_size=256), 5),
+    "masac_16": (_sparse(jmarl.masac, CONTINUOUS), jmarl.SACConfig(**_XUANCE), 500),
+    "maddpg_16": (_sparse(jmarl.maddpg, CONTINUOUS), jmarl.DDPGConfig(**_XUANCE), 500),
+    "qmix_16": (_sparse(jmarl.qmix, ENV), jmarl.QConfig(**_XUANCE, **_MIXER), 500),
+    "ow_qmix_16": (_sparse(jmarl.ow_qmix, ENV), jmarl.WQMIXConfig(**_XUANCE, **_MIXER), 500),
+    # One epoch of one minibatch.
+    "mappo_16": (
+        jmarl.on_policy(CONTINUOUS, jmarl.mappo, num_envs=16, rollout_length=25),
+        jmarl.PPOConfig(**_XUANCE, num_epochs=1, num_minibatches=1, normalize_value=True, huber_delta=10.0),
+        500,
+    ),
 }
 
 
@@ -76,6 +97,7 @@ def measure(name: str, repeats: int = 2) -> dict:
     return {
         "name": name,
         "steps_per_second": rates,
+        "updates_per_second": [rate / loop.env_steps_per_step * loop.updates_per_step for rate in rates],
         "trace_s": traced - start,
         "compile_s": compiled - traced,
         "system": jmarl.logging.system_facts(),

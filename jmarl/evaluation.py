@@ -1,16 +1,20 @@
-"""Greedy evaluation over a fixed number of finished episodes."""
+"""Greedy evaluation over a fixed number of finished episodes, also of one team against another."""
+
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from jmarl.types import Env, Learner, Metrics, TrainState
+from jmarl.types import Env, Learner, Metrics
 
 
 def evaluate(
     env: Env,
     learner: Learner,
-    state: TrainState,
+    state: Any,
     key: PRNGKeyArray,
     *,
     num_episodes: int = 32,
@@ -21,7 +25,7 @@ def evaluate(
     Args:
       env: the environment.
       learner: plays with its `greedy` policy.
-      state: what it has learnt; not changed.
+      state: what it has learnt, a `TrainState`, or that of `teams`; not changed.
       key: source of start states and of the environment's chance.
       num_episodes: episodes, all of them counted.
       max_steps: cuts episodes off, if any is longer; by default they all end.
@@ -66,3 +70,56 @@ def evaluate(
         "eval/episode_length": jnp.mean(length.astype(jnp.float32)),
         **{f"eval/{name}": jnp.mean(x) for name, x in info.items()},
     }
+
+
+def teams(learners: Sequence[Learner], members: Sequence[Sequence[int]]) -> Learner:
+    """One learner out of several, for matches: agent i acts as the learner does among whose `members` it is.
+
+    Its state is a tuple of theirs, in their order, and so is its carry. It acts and is evaluated; it does not learn.
+
+    Args:
+      learners: all of one environment.
+      members: the agents of each, every agent once.
+
+    >>> from jmarl import PPOConfig, RandomConfig, envs, ippo, random_policy
+    >>> env = envs.matrix_game([[1.0, 0.0], [0.0, 0.0]])
+    >>> match = teams([ippo(env.spec, PPOConfig()), random_policy(env.spec, RandomConfig())], [[0], [1]])
+    >>> metrics = evaluate(env, match, match.init(jax.random.key(0)), jax.random.key(1), num_episodes=4)
+    >>> metrics["eval/episode_length"]
+    Array(1., dtype=float32)
+    """
+    agents = sorted(agent for group in members for agent in group)
+    if len(learners) != len(members) or agents != list(range(len(agents))):
+        raise ValueError(
+            f"members={members} must name every agent once, in one group for each of the {len(learners)} learners."
+        )
+    whose = np.zeros(len(agents), int)
+    for i, group in enumerate(members):
+        whose[list(group)] = i
+
+    def choose(actions):
+        # [K, B, N, ..] -> [B, N, ..]: for each agent the action of its own learner
+        return jnp.stack([actions[k][:, agent] for agent, k in enumerate(whose)], axis=1)
+
+    def init(key):
+        keys = jax.random.split(key, len(learners))
+        return tuple(learner.init(k) for learner, k in zip(learners, keys, strict=True))
+
+    def init_carry(batch_shape):
+        return tuple(learner.init_carry(batch_shape) for learner in learners)
+
+    def act(state, carry, obs, first, key):
+        keys = jax.random.split(key, len(learners))
+        each = zip(learners, state, carry, keys, strict=True)
+        actions, carry, extras = zip(*[learner.act(s, c, obs, first, k) for learner, s, c, k in each], strict=True)
+        return choose(actions), carry, extras
+
+    def greedy(state, carry, obs, first):
+        each = zip(learners, state, carry, strict=True)
+        actions, carry = zip(*[learner.greedy(s, c, obs, first) for learner, s, c in each], strict=True)
+        return choose(actions), carry
+
+    def update(state, batch, key):
+        raise TypeError("teams play and do not learn: train each learner in its own loop.")
+
+    return Learner(init, init_carry, act, greedy, update)

@@ -351,8 +351,8 @@ def soft_value(
       Haarnoja et al., 2018, Soft Actor-Critic Algorithms and Applications, eq. 3 (https://arxiv.org/abs/1812.05905).
       Christodoulou, 2019, Soft Actor-Critic for Discrete Action Settings, eq. 10 (https://arxiv.org/abs/1910.07207).
 
-    >>> soft_value(jnp.array(10.0), jnp.array(-1.0), 0.2)
-    Array(10.2, dtype=float32)
+    >>> soft_value(jnp.array([10.0]), jnp.array([-1.0]), 0.2)
+    Array([10.2], dtype=float32)
     >>> probs = jnp.array([0.25, 0.75])
     >>> soft_value(jnp.array([1.0, 2.0]), jnp.log(probs), 0.5, probs)
     Array(2.0311675, dtype=float32)
@@ -398,8 +398,8 @@ def temperature_loss(
     References:
       Haarnoja et al., 2018, eq. 17 (https://arxiv.org/abs/1812.05905).
 
-    >>> jax.grad(temperature_loss)(jnp.array(0.0), jnp.array(-1.0), -2.0)
-    Array(3., dtype=float32)
+    >>> float(jax.grad(temperature_loss)(jnp.array(0.0), jnp.array(-1.0), -2.0))
+    3.0
     """
     chex.assert_equal_shape([log_alpha, log_prob])
     return -log_alpha * (log_prob + target_entropy)
@@ -418,8 +418,8 @@ def counterfactual_advantage(
     References:
       Foerster et al., 2018, Counterfactual Multi-Agent Policy Gradients, eq. 4 (https://arxiv.org/abs/1705.08926).
 
-    >>> counterfactual_advantage(jnp.array([1.0, 2.0]), jnp.array([0.2, 0.8]), jnp.array(0))
-    Array(-0.79999995, dtype=float32)
+    >>> counterfactual_advantage(jnp.array([1.0, 2.0]), jnp.array([0.25, 0.75]), jnp.array(0))
+    Array(-0.75, dtype=float32)
     """
     chex.assert_equal_shape([q, probs])
     return select(q, action) - jnp.sum(probs * q, axis=-1)

@@ -530,3 +530,30 @@ def test_td3_takes_its_own_config():
         match="TD3Config",  # while tests run, the type checker says it first
     ):
         jmarl.matd3(CONTINUOUS, DDPGConfig())
+
+
+# ---------------------------------------------------------------------------------------------------------- opponents
+
+
+def test_teams_play_each_with_its_own_policy_state_and_memory():
+    env = envs.matrix_game([[0.0, 5.0, 1.0], [2.0, 3.0, 4.0], [0.0, 0.0, 0.0]])
+    always = [jmarl.scripted(lambda obs, a=a: jnp.full(obs.agent_mask.shape, a)) for a in (1, 2)]
+    learner = jmarl.isac(env.spec, SACConfig(**SMALL, recurrent=True))
+    match = jmarl.evaluation.teams(always, [[1], [0]])  # agent 1 plays 1, agent 0 plays 2
+    metrics = jmarl.evaluate(env, match, match.init(jax.random.key(0)), jax.random.key(1), num_episodes=3)
+    assert float(metrics["eval/return_mean"]) == 0.0
+    swapped = jmarl.evaluation.teams(always, [[0], [1]])
+    metrics = jmarl.evaluate(env, swapped, swapped.init(jax.random.key(0)), jax.random.key(1), num_episodes=3)
+    assert float(metrics["eval/return_mean"]) == 4.0
+    mixed = jmarl.evaluation.teams([learner, always[0]], [[0], [1]])
+    state, carry, obs = mixed.init(jax.random.key(0)), mixed.init_carry((5,)), zero_observation(env.spec, (5,))
+    action, new, _ = mixed.act(state, carry, obs, jnp.ones(5, bool), jax.random.key(1))
+    assert (action[:, 1] == 1).all() and jax.tree.structure(new) == jax.tree.structure(carry)
+    with pytest.raises(TypeError, match="teams play and do not learn"):
+        mixed.update(state, None, jax.random.key(2))
+
+
+def test_teams_without_an_agent_are_refused():
+    learner = jmarl.random_policy(DISCRETE, RandomConfig())
+    with pytest.raises(ValueError, match=r"members=\[\[0\], \[0\]\] must name every agent once"):
+        jmarl.evaluation.teams([learner, learner], [[0], [0]])

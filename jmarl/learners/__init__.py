@@ -1,6 +1,6 @@
 """Algorithms: one file per family, each a function `(spec, cfg) -> Learner`."""
 
-from jmarl.learners.baselines import RandomConfig, random_policy
+from jmarl.learners.baselines import RandomConfig, random_policy, scripted
 from jmarl.learners.coma import COMAConfig, coma, coma_loss
 from jmarl.learners.ddpg import DDPGConfig, TD3Config, ddpg_actor_loss, ddpg_critic_loss, iddpg, itd3, maddpg, matd3
 from jmarl.learners.ppo import A2CConfig, PPOConfig, ia2c, ippo, maa2c, mappo, ppo_loss
@@ -46,6 +46,7 @@ __all__ = [
     "sac_actor_loss",
     "sac_alpha_loss",
     "sac_critic_loss",
+    "scripted",
     "vdn",
     "wqmix_loss",
 ]

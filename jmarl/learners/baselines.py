@@ -1,4 +1,6 @@
-"""The baseline that learns nothing: every legal action is equally likely, continuous ones within their bounds."""
+"""Baselines and opponents that learn nothing: random actions, and whatever a function of the observation says."""
+
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +8,7 @@ from flax import struct
 
 from jmarl.learners import replayed
 from jmarl.networks import heads
-from jmarl.types import EnvSpec, Learner, TrainState
+from jmarl.types import Action, EnvSpec, Learner, Observation, TrainState
 
 
 @struct.dataclass(kw_only=True)
@@ -50,3 +52,29 @@ def random_policy(spec: EnvSpec, cfg: RandomConfig) -> Learner:
         return state.replace(step=state.step + 1), {}
 
     return Learner(init, init_carry, act, greedy, update)
+
+
+def scripted(policy: Callable[[Observation], Action]) -> Learner:
+    """A fixed policy, such as a heuristic opponent: `policy(obs [B, ..]) -> actions [B, N]` or `[B, N, A]`.
+
+    >>> from jmarl import envs
+    >>> env = envs.matrix_game([[8.0, -12.0], [-12.0, 0.0]])
+    >>> always_0 = scripted(lambda obs: jnp.zeros(obs.agent_mask.shape, jnp.int32))
+    >>> state, obs = always_0.init(jax.random.key(0)), jax.vmap(env.reset)(jax.random.split(jax.random.key(1), 5))[1]
+    >>> always_0.greedy(state, (), obs, jnp.ones(5, bool))[0].shape
+    (5, 2)
+    """
+
+    def init(key):
+        return TrainState(params={}, step=jnp.int32(0), env_steps=jnp.int32(0))
+
+    def act(state, carry, obs, first, key):
+        return policy(obs), carry, carry
+
+    def greedy(state, carry, obs, first):
+        return policy(obs), carry
+
+    def update(state, batch, key):
+        return state.replace(step=state.step + 1), {}
+
+    return Learner(init, lambda batch_shape: (), act, greedy, update)
