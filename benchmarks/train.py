@@ -1,19 +1,22 @@
-"""Trains an algorithm on an environment with many seeds; leaves curves, numbers, parameters and a GIF in a run folder.
+"""Trains an algorithm on an environment with many seeds; leaves curves, numbers, checkpoints and a GIF in a run folder.
 
     python benchmarks/train.py mappo --env MPE_simple_spread_v3 --seeds 8 --total-steps 2e6 --learning-rate 1e-3
     python benchmarks/train.py ippo --env HeuristicEnemySMAX --env-kwargs map_name=2s3z --no-recurrent
     python benchmarks/train.py mappo --env overcooked --help
+    python benchmarks/train.py --resume runs/mappo-MPE_simple_spread_v3-20260101-120000
 
 Every field of the algorithm's config is an option. Defaults come from benchmarks/presets.py, for the environment given.
+A run that was stopped or killed goes on with --resume as if nothing had happened; its config.json says all the rest.
 """
 
 import dataclasses
 import json
+import os
 import shlex
 import shutil
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -48,6 +51,7 @@ class Options:
     eval_episodes: int = 64  # greedy episodes of each evaluation, per seed; 0: no evaluation
     eval_every: int = 10  # rows of metrics between two evaluations; the last row has one in any case
     run_dir: Path | None = None  # a new folder for the results; None: runs/ALGORITHM-ENV-TIME
+    checkpoint_every: float = 60.0  # seconds between two checkpoints, from which --resume goes on; 0: none
     gif: bool = True  # draw one greedy episode
 
 
@@ -55,13 +59,16 @@ def main(argv: Sequence[str] | None = None) -> Path:
     """Parses the command line, trains, and returns the run folder. Exits with 2 on what the user can put right."""
     argv = list(sys.argv[1:] if argv is None else argv)
     with usage_errors():
+        if any(word.partition("=")[0] == "--resume" for word in argv):
+            return _resume(argv)
         algorithm, options, config = parse(
             argv,
             _options,
             script="train.py",
-            does="Trains {algorithm} on {env} and leaves the results in a run folder.",
+            does="Trains {algorithm} on {env} and leaves the results in a folder; --resume FOLDER goes on with a run.",
         )
-        return train(algorithm, options, config, command=argv)
+        env_kwargs = presets.for_environment(algorithm, options.env).env_kwargs | key_values(options.env_kwargs)
+        return train(algorithm, options, config, env_kwargs, command=argv)
 
 
 def _options(preset: presets.Preset) -> Options:
@@ -78,9 +85,45 @@ def _options(preset: presets.Preset) -> Options:
     return with_replay(options, preset)
 
 
-def train(algorithm: str, options: Options, config: Any, *, command: Sequence[str] = ()) -> Path:
+def _resume(argv: Sequence[str]) -> Path:
+    """Goes on with a run: `--resume FOLDER`."""
+    words = [part for word in argv for part in word.split("=", 1)] if len(argv) == 1 else list(argv)
+    if len(words) != 2 or words[0] != "--resume":
+        raise UsageError("--resume takes a run folder and stands alone: all options are read from its config.json.")
+    folder = Path(words[1])
+    try:
+        facts = json.loads((folder / "config.json").read_text())
+        algorithm = facts["algorithm"]
+        preset = presets.for_environment(algorithm, facts["env"], facts["preset"])
+        options = _from_json(_options(preset), facts)
+        config = _from_json(preset.config, facts["config"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{folder} holds no run to go on with: its config.json cannot be read ({error}).") from error
+    if not options.checkpoint_every:
+        raise UsageError(f"{folder} has no checkpoints, because of --checkpoint-every 0: start a new run.")
+    return train(algorithm, dataclasses.replace(options, run_dir=folder), config, facts["env_kwargs"], is_resumed=True)
+
+
+def _from_json(default: Any, values: dict[str, Any]) -> Any:
+    """A dataclass like `default`, with the fields that config.json has: lists there are tuples here."""
+    names = [field.name for field in dataclasses.fields(default)]
+    return dataclasses.replace(default, **{name: _as_tuple(values[name]) for name in names})
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(map(_as_tuple, value)) if isinstance(value, list) else value
+
+
+def train(
+    algorithm: str,
+    options: Options,
+    config: Any,
+    env_kwargs: dict[str, Any],
+    *,
+    command: Sequence[str] = (),
+    is_resumed: bool = False,
+) -> Path:
     """Trains and fills the run folder, also when Ctrl-C ends the training early."""
-    env_kwargs = presets.for_environment(algorithm, options.env).env_kwargs | key_values(options.env_kwargs)
     try:
         env = jmarl.make(options.env, **env_kwargs)
         # Shaped rewards are for training; what counts is the return without them.
@@ -90,7 +133,9 @@ def train(algorithm: str, options: Options, config: Any, *, command: Sequence[st
         if config.num_updates is None:  # now, so that this learner is the very one that is trained
             config = config.replace(num_updates=num_steps * loop.updates_per_step)
         learner = loop.algorithm(env.spec, config)
-        folder = jmarl.logging.run_folder(options.run_dir or _new_folder(algorithm, options.env))
+        folder = options.run_dir or _new_folder(algorithm, options.env)
+        if not is_resumed:
+            jmarl.logging.run_folder(folder)
     except (ValueError, TypeError, ImportError, FileExistsError) as error:
         raise UsageError(str(error)) from error
 
@@ -103,7 +148,8 @@ def train(algorithm: str, options: Options, config: Any, *, command: Sequence[st
         "config": {field.name: getattr(config, field.name) for field in dataclasses.fields(config)},
         "system": jmarl.logging.system_facts(),
     }
-    (folder / "config.json").write_text(json.dumps(facts, indent=2) + "\n")
+    if not is_resumed:
+        _write_whole(folder / "config.json", lambda path: path.write_text(json.dumps(facts, indent=2) + "\n"))
     print(f"{algorithm} on {options.env}, {facts['system']['device']}, results in {folder}")
 
     key_run, key_gif = jax.random.split(jax.random.key(options.seed))
@@ -113,6 +159,10 @@ def train(algorithm: str, options: Options, config: Any, *, command: Sequence[st
         jmarl.logging.json_file(folder / "metrics.json"),
     ]
     evaluation = jmarl.Evaluation(options.eval_episodes, options.eval_every, eval_env)
+    # A run that was killed before it made the folder has left no metrics either, and begins anew.
+    checkpoints = folder / "checkpoints"
+    checkpoint = jmarl.Checkpointing(checkpoints, options.checkpoint_every, resume=checkpoints.exists())
+    how_to_resume = f"To go on: python benchmarks/train.py --resume {shlex.quote(str(folder))}"
     try:
         run = jmarl.run(
             loop,
@@ -123,23 +173,37 @@ def train(algorithm: str, options: Options, config: Any, *, command: Sequence[st
             num_seeds=options.seeds,
             sinks=sinks,
             evaluation=evaluation if options.eval_episodes else None,
+            checkpoint=checkpoint if options.checkpoint_every else None,
         )
-    except ValueError as error:
-        if _raised_by_jmarl(error):  # while compiling, so the folder holds no results yet
+    except (ValueError, OSError) as error:
+        if not _raised_by_jmarl(error):
+            raise
+        if not is_resumed and not (folder / "metrics.csv").exists():  # refused before anything was written
             shutil.rmtree(folder)
-            raise UsageError(str(error)) from error
-        raise
-    save_parameters(run.learner.params, folder / "params.safetensors")
+        raise UsageError(str(error)) from error
+    except KeyboardInterrupt:  # while compiling, or the second Ctrl-C
+        raise UsageError(f"interrupted. {how_to_resume}" if options.checkpoint_every else "interrupted.") from None
+    env_steps, _ = plotting.load_metrics(folder)
+    if options.checkpoint_every and env_steps.max(initial=0) < num_steps * loop.env_steps_per_step:
+        print(how_to_resume)
+    _write_whole(folder / "params.safetensors", lambda path: save_parameters(run.learner.params, path))
 
     best = _report(folder, f"{algorithm} on {options.env}")
     if not options.gif or best is None:
         return folder
-    state = jax.tree.map(lambda x: x[best], run.learner)
+    state = jmarl.checkpoint.take_seed(run.learner, best)
     if rendering.render_episode(env, learner, state, key_gif, folder / "trained.gif"):
         print(f"trained.gif shows seed {best}, the one with the highest return.")
     else:
         print(f"No GIF: there is no picture of {options.env}.")
     return folder
+
+
+def _write_whole(path: Path, write: Callable[[Path], Any]) -> None:
+    """A file that is there as a whole or not at all, whenever the script is killed."""
+    temporary = path.with_name(path.name + ".tmp")
+    write(temporary)
+    os.replace(temporary, path)
 
 
 def save_parameters(params: Any, path: Path) -> None:

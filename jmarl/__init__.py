@@ -3,6 +3,7 @@
 from jmarl import (
     batching,
     buffers,
+    checkpoint,
     envs,
     evaluation,
     exploration,
@@ -54,16 +55,18 @@ from jmarl.learners import (
     sac_actor_loss,
     sac_alpha_loss,
     sac_critic_loss,
+    scripted,
     vdn,
     wqmix_loss,
 )
-from jmarl.training import Evaluation, make_train, off_policy, on_policy, rollout, run, sweep
+from jmarl.training import Checkpointing, Evaluation, make_train, off_policy, on_policy, rollout, run, sweep
 
 __version__ = "0.1.0"
 
 __all__ = [
     "A2CConfig",
     "COMAConfig",
+    "Checkpointing",
     "DDPGConfig",
     "Evaluation",
     "PPOConfig",
@@ -75,6 +78,7 @@ __all__ = [
     "WQMIXConfig",
     "batching",
     "buffers",
+    "checkpoint",
     "coma",
     "coma_loss",
     "cw_qmix",
@@ -117,6 +121,7 @@ __all__ = [
     "sac_actor_loss",
     "sac_alpha_loss",
     "sac_critic_loss",
+    "scripted",
     "sweep",
     "training",
     "types",

@@ -5,10 +5,12 @@ seed axis: averaging over seeds is the reader's business, not the file's.
 """
 
 import csv
+import io
 import json
 import math
 import os
 import platform
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,16 +28,19 @@ class Sink(NamedTuple):
 
     Attributes:
       start: `(info) -> None`, once, before anything is compiled. `info` holds `num_seeds` and `total_env_steps` (of one
-        seed) and may hold more.
+        seed) and may hold more. Where `info.get("resumed_at")` is not None, a run goes on from that many `env_steps`:
+        rows after them, of the process that was killed, will be written again.
       write: `(env_steps, wall_s, metrics) -> None`, after each chunk. `env_steps` are one seed's so far, `wall_s`
         the seconds since `start`, compilation included, `metrics` maps names to arrays `[num_seeds]`. NaN means that
         there was nothing to measure, e.g. no episode finished. Names may differ from call to call.
       close: `() -> None`, at the end, also after an exception or Ctrl-C.
+      flush: `() -> None`, before each checkpoint: rows so far must survive the death of the process from now on.
     """
 
     start: Callable[[Mapping[str, Any]], None]
     write: Callable[[int, float, Mapping[str, np.ndarray]], None]
     close: Callable[[], None]
+    flush: Callable[[], None] = lambda: None
 
 
 def terminal(metrics: Sequence[str] = ("train/return_sum", "train/won"), *, every_s: float = 10.0) -> Sink:
@@ -76,9 +81,11 @@ def terminal(metrics: Sequence[str] = ("train/return_sum", "train/won"), *, ever
         total, num_seeds = info["total_env_steps"], info["num_seeds"]
         seeds = "1 seed" if num_seeds == 1 else f"{num_seeds} seeds"
         text = f"training {seeds} for {total:,} environment steps each; compiling"
+        if resumed_at := info.get("resumed_at"):
+            text = text.replace("; ", f", {resumed_at:,} of them done; ")
         if interactive:
             bar.start()
-            task = bar.add_task(text, total=total)
+            task = bar.add_task(text, total=total, completed=resumed_at or 0)
         else:
             print(text, flush=True)
 
@@ -117,34 +124,44 @@ def csv_file(path: str | os.PathLike[str]) -> Sink:
     """Writes one row per (env_steps, seed), flushed as it goes: what a killed run leaves behind reads back.
 
     Columns are `env_steps, wall_s, seed` and the metrics; a cell is empty where nothing was measured. When a metric
-    appears later than others (evaluation, say) the file is rewritten once with the wider header.
+    appears later than others (evaluation, say) the file is rewritten once with the wider header. A file that exists is
+    refused, unless the run is resumed: then the rows after its checkpoint go.
     """
-    path = _fresh_file(path)
+    path = Path(path)
     columns = ["env_steps", "wall_s", "seed"]
 
     def append(rows: Sequence[Mapping[str, Any]]) -> None:
-        with path.open("a", newline="") as file:
-            csv.DictWriter(file, columns, restval="").writerows(rows)
+        text = io.StringIO(newline="")
+        csv.DictWriter(text, columns, restval="").writerows(rows)
+        with path.open("ab", buffering=0) as file:  # in one piece
+            file.write(text.getvalue().encode())
 
-    def widen(names: Sequence[str]) -> None:
-        rows = []
-        if path.exists():
-            with path.open(newline="") as file:
-                rows = list(csv.DictReader(file))
-        columns.extend(names)
-        temporary = path.with_name(path.name + ".tmp")
-        with temporary.open("w", newline="") as file:
-            writer = csv.DictWriter(file, columns, restval="")
-            writer.writeheader()
-            writer.writerows(rows)
-        os.replace(temporary, path)
+    def read() -> list[dict[str, str]]:
+        """Whole rows: a process may have been killed while it wrote the last one."""
+        whole = path.read_bytes().rpartition(b"\n")[0].decode() if path.exists() else ""
+        return list(csv.DictReader(io.StringIO(whole, newline="")))
+
+    def rewrite(rows: Sequence[Mapping[str, Any]]) -> None:
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, columns, restval="")
+        writer.writeheader()
+        writer.writerows(rows)
+        _replace(path, text.getvalue())
 
     def start(info: Mapping[str, Any]) -> None:
-        widen([])
+        rows = []
+        if (resumed_at := info.get("resumed_at")) is None:
+            _require_new(path)
+        else:
+            rows = [row for row in read() if int(row["env_steps"]) <= resumed_at]
+            columns.extend(name for name in (rows[0] if rows else ()) if name not in columns)
+        rewrite(rows)
 
     def write(env_steps: int, wall_s: float, metrics: Mapping[str, np.ndarray]) -> None:
         if new := [name for name in metrics if name not in columns]:
-            widen(new)
+            rows = read()
+            columns.extend(new)
+            rewrite(rows)
         table = {name: np.atleast_1d(values) for name, values in metrics.items()}
         num_seeds = len(next(iter(table.values()), ()))
         append(
@@ -162,13 +179,13 @@ def json_file(path: str | os.PathLike[str], *, every_s: float = 5.0) -> Sink:
     """Writes one series per seed; the file is replaced as a whole, so it is complete JSON at any time.
 
     The file holds `{"env_steps": [t], "wall_s": [t], "metrics": {name: [seed][t]}}`, with null where nothing was
-    measured.
+    measured. A file that exists is refused, unless the run is resumed: then what follows its checkpoint goes.
 
     Args:
-      path: a new file.
+      path: where.
       every_s: seconds between two writings; the last one comes with `close`.
     """
-    path = _fresh_file(path)
+    path = Path(path)
     env_steps_so_far: list[int] = []
     wall_so_far: list[float] = []
     series: dict[str, list[list[float | None]]] = {}
@@ -178,9 +195,18 @@ def json_file(path: str | os.PathLike[str], *, every_s: float = 5.0) -> Sink:
         nonlocal last_saved
         last_saved = time.monotonic()
         content = {"env_steps": env_steps_so_far, "wall_s": wall_so_far, "metrics": series}
-        temporary = path.with_name(path.name + ".tmp")
-        temporary.write_text(json.dumps(content, allow_nan=False) + "\n")
-        os.replace(temporary, path)
+        _replace(path, json.dumps(content, allow_nan=False) + "\n")
+
+    def start(info: Mapping[str, Any]) -> None:
+        if (resumed_at := info.get("resumed_at")) is None:
+            _require_new(path)
+        elif path.exists():
+            content = json.loads(path.read_text())
+            num = sum(env_steps <= resumed_at for env_steps in content["env_steps"])
+            env_steps_so_far.extend(content["env_steps"][:num])
+            wall_so_far.extend(content["wall_s"][:num])
+            series.update({name: [seed[:num] for seed in by_seed] for name, by_seed in content["metrics"].items()})
+        save()
 
     def write(env_steps: int, wall_s: float, metrics: Mapping[str, np.ndarray]) -> None:
         for name, values in metrics.items():
@@ -197,7 +223,7 @@ def json_file(path: str | os.PathLike[str], *, every_s: float = 5.0) -> Sink:
         if time.monotonic() - last_saved >= every_s:
             save()
 
-    return Sink(lambda info: save(), write, save)
+    return Sink(start, write, save, save)
 
 
 def run_folder(path: str | os.PathLike[str]) -> Path:
@@ -211,7 +237,7 @@ def run_folder(path: str | os.PathLike[str]) -> Path:
 
 
 def system_facts() -> dict[str, Any]:
-    """What results depend on: versions, device, cores. Written next to every result."""
+    """What results depend on: versions, the git commit, device, cores. Written next to every result."""
     import jax
 
     import jmarl
@@ -219,6 +245,7 @@ def system_facts() -> dict[str, Any]:
     packages = ("jax", "jaxlib", "jaxmarl", "flax", "optax", "distrax")
     return {
         "versions": {"jmarl": jmarl.__version__, **{name: _version(name) for name in packages}},
+        "git_commit": _git_commit(),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "platform": jax.default_backend(),
@@ -235,6 +262,15 @@ def _version(package: str) -> str | None:
         return None
 
 
+def _git_commit() -> str | None:
+    """Of the working directory, which is the user's project; "-dirty" says that files were changed since."""
+    try:
+        command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
 def _measured(values: np.ndarray | None) -> bool:
     return values is not None and bool(np.any(np.isfinite(values)))
 
@@ -244,8 +280,13 @@ def _clock(seconds: float) -> str:
     return f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
 
 
-def _fresh_file(path: str | os.PathLike[str]) -> Path:
-    path = Path(path)
+def _require_new(path: Path) -> None:
     if path.exists():
         raise FileExistsError(f"{path} exists already: give another path, or remove it.")
-    return path
+
+
+def _replace(path: Path, text: str) -> None:
+    """Writes a file that is whole at any time: the old one until the new one is complete."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text, newline="")
+    os.replace(temporary, path)

@@ -7,18 +7,32 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, PRNGKeyArray
+from flax import struct
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from jmarl import buffers
+from jmarl import checkpoint as checkpoint_module
 from jmarl import evaluation as evaluation_module
 from jmarl.logging import Sink
-from jmarl.types import Algorithm, Buffer, Env, EpisodeStats, Learner, Loop, Metrics, RunState, Trajectory, Transition
+from jmarl.types import (
+    Algorithm,
+    Buffer,
+    Env,
+    EpisodeStats,
+    Learner,
+    Loop,
+    Metrics,
+    RunState,
+    TrainState,
+    Trajectory,
+    Transition,
+)
 
 # ------------------------------------------------------------------------------------------------------ rollouts
 
@@ -302,6 +316,38 @@ class Evaluation(NamedTuple):
     env: Env | None = None
 
 
+class Checkpointing(NamedTuple):
+    """How `run` saves itself: every `every_s` seconds, at the end, and when it is stopped.
+
+    Attributes:
+      folder: a new one, for the checkpoints alone.
+      every_s: seconds between two of them, rounded up to the end of a chunk.
+      keep: how many stay.
+      resume: go on from the last one in `folder`, as if the run had never been stopped or killed.
+      best: the metric of the evaluation by which each seed's best learner is chosen.
+
+    A checkpoint holds "run", the `RunState`, and, once there was an evaluation, "best", a `Best`. To read the learners:
+
+        learner = loop.algorithm(loop.env.spec, cfg)
+        like = jax.eval_shape(jax.vmap(learner.init), jax.random.split(key, num_seeds))
+        learners = jmarl.checkpoint.restore(folder, like, part="best.learner")  # or "run.learner"
+    """
+
+    folder: str | os.PathLike[str]
+    every_s: float = 60.0
+    keep: int = 3
+    resume: bool = False
+    best: str = "eval/return_sum"
+
+
+@struct.dataclass(kw_only=True)
+class Best:
+    """Each seed's learner that scored best in an evaluation, and its score: NaN where there was none to compare."""
+
+    learner: TrainState
+    score: Float[Array, "*batch"]
+
+
 def run(
     loop: Loop,
     key: PRNGKeyArray,
@@ -312,8 +358,13 @@ def run(
     num_seeds: int = 1,
     sinks: Sequence[Sink] = (),
     evaluation: Evaluation | None = None,
+    checkpoint: Checkpointing | None = None,
+    callback: Callable[[int, Mapping[str, np.ndarray], RunState], bool | None] | None = None,
 ) -> RunState:
-    """Trains with Python between compiled chunks: progress, files, evaluation. Ctrl-C ends it with what it has.
+    """Trains with Python between compiled chunks: progress, files, evaluation, checkpoints.
+
+    Ctrl-C and SIGTERM end it after the chunk under way, with what it has. To go on with a run that was stopped, or
+    killed, call it with the same arguments and `Checkpointing(..., resume=True)`.
 
     Args:
       loop: what to run.
@@ -324,6 +375,9 @@ def run(
       num_seeds: independent runs in one `vmap`.
       sinks: where metrics go, as arrays `[num_seeds]`.
       evaluation: greedy evaluation on the way, in the metrics "eval/..".
+      checkpoint: where and how often to save; None: never.
+      callback: `(env_steps, metrics, state) -> stop`, called after each chunk with what the sinks get and the state.
+        The run stops if it returns True. The next chunk takes the state's memory: copy what you keep.
 
     Returns:
       The last state, with a leading axis `[num_seeds]`.
@@ -331,10 +385,77 @@ def run(
     steps_per_chunk = max(1, num_steps // 100) if steps_per_chunk is None else steps_per_chunk
     _require_positive(num_steps=num_steps, steps_per_chunk=steps_per_chunk, num_seeds=num_seeds)
     cfg = _with_horizon(loop, cfg, num_steps)
+    begin = time.perf_counter()
+
+    # `num` is traced, so a last, shorter chunk needs no second compilation.
+    chunk = jax.jit(jax.vmap(_make_chunk(loop, cfg), in_axes=(0, None)), donate_argnums=0)
+    init = jax.jit(jax.vmap(lambda key: loop.init(key, cfg)))
+    evaluate = _make_evaluate(loop, cfg, evaluation or Evaluation())
+    key_init, key_eval = jax.random.split(key)
+    keys_init = jax.random.split(key_init, num_seeds)
+    example = jax.eval_shape(init, keys_init)
+    _report_replay(example.buffer, num_seeds)
+    # Everything is traced before anything is opened: what cannot run is refused here.
+    lowered = chunk.lower(example, 1)
+    saver = None
+    if checkpoint is not None:
+        measured = {} if evaluation is None else jax.eval_shape(evaluate, example.learner, keys_init)
+        settings = _settings(loop, key, cfg, num_steps, steps_per_chunk, num_seeds, evaluation)
+        saver = _Saver(checkpoint, example, measured, settings)
+
+    with contextlib.ExitStack() as at_the_end:
+        state, progress = None, _Progress()
+        if saver is not None:
+            at_the_end.callback(saver.close)
+            state, progress = saver.restore()
+        begin -= progress.wall_s
+        info = {
+            "num_seeds": num_seeds,
+            "num_steps": num_steps,
+            "env_steps_per_step": loop.env_steps_per_step,
+            "total_env_steps": num_steps * loop.env_steps_per_step,
+            "resumed_at": progress.done * loop.env_steps_per_step if checkpoint and checkpoint.resume else None,
+        }
+        for sink in sinks:
+            sink.start(info)
+            at_the_end.callback(sink.close)
+        # Compiling is most of the time to a first result on a CPU. Initialisation runs once, so it is not optimised at
+        # all; the rest is about as fast with level 1 as with 3.
+        if state is None:
+            state = init.lower(keys_init).compile(_optimization_level(0))(keys_init)
+        compiled = lowered.compile(_optimization_level(1)) if progress.done < num_steps else None
+        with _first_signal() as stopped:
+            while progress.done < num_steps and not stopped.is_set():
+                assert compiled is not None
+                num = min(steps_per_chunk, num_steps - progress.done)
+                state, metrics = compiled(state, num)
+                done, num_chunks = progress.done + num, progress.num_chunks + 1
+                if evaluation is not None and (num_chunks % evaluation.every == 0 or done == num_steps):
+                    keys = jax.random.split(jax.random.fold_in(key_eval, num_chunks), num_seeds)
+                    evaluated = evaluate(state.learner, keys)
+                    metrics = {**metrics, **evaluated}
+                    if saver is not None:
+                        saver.keep_best(state.learner, evaluated)
+                metrics = jax.tree.map(np.asarray, metrics)
+                progress = _Progress(done, num_chunks, time.perf_counter() - begin)
+                for sink in sinks:
+                    sink.write(done * loop.env_steps_per_step, progress.wall_s, metrics)
+                if callback is not None and callback(done * loop.env_steps_per_step, metrics, state):
+                    stopped.set()
+                if saver is not None and saver.is_due():
+                    saver.save(state, progress, sinks)
+            if saver is not None:
+                saver.save(state, progress, sinks)
+                saver.wait()
+    if progress.done < num_steps:
+        print(f"Stopped after {progress.done} of {num_steps} iterations; what was learnt until then is kept.")
+    return state
+
+
+def _make_chunk(loop: Loop, cfg: Any):
+    """`chunk(state, num)`: `num` iterations; metrics are means over those in which they were measured."""
 
     def chunk(state, num):
-        """`num` iterations; metrics are means over those in which they were measured."""
-
         def step(i, carry):
             state, total, count = carry
             state, metrics = loop.step(state, cfg)
@@ -348,55 +469,17 @@ def run(
         state, total, count = jax.lax.fori_loop(0, num, step, (state, zeros, counts))
         return state, jax.tree.map(lambda t, n: jnp.where(n > 0, t / jnp.maximum(n, 1), jnp.nan), total, count)
 
-    # `num` is traced, so a last, shorter chunk needs no second compilation.
-    chunk = jax.jit(jax.vmap(chunk, in_axes=(0, None)), donate_argnums=0)
-    learner = loop.algorithm(loop.env.spec, cfg)
+    return chunk
+
+
+def _make_evaluate(loop: Loop, cfg: Any, evaluation: Evaluation):
+    """`evaluate(learners [num_seeds], keys [num_seeds])`."""
+    env, learner = evaluation.env or loop.env, loop.algorithm(loop.env.spec, cfg)
 
     def play(state, key):
-        assert evaluation is not None
-        env = evaluation.env or loop.env
         return evaluation_module.evaluate(env, learner, state, key, num_episodes=evaluation.num_episodes)
 
-    evaluate = jax.jit(jax.vmap(play), compiler_options=_optimization_level(1))
-
-    key_init, key_eval = jax.random.split(key)
-    info = {
-        "num_seeds": num_seeds,
-        "num_steps": num_steps,
-        "env_steps_per_step": loop.env_steps_per_step,
-        "total_env_steps": num_steps * loop.env_steps_per_step,
-    }
-    init = jax.jit(jax.vmap(lambda key: loop.init(key, cfg)))
-    keys_init = jax.random.split(key_init, num_seeds)
-    begin, done, num_chunks = time.perf_counter(), 0, 0
-    example = jax.eval_shape(init, keys_init)
-    _report_replay(example.buffer, num_seeds)
-    # Everything is traced before anything is opened: what cannot run is refused here.
-    lowered = chunk.lower(example, 1)
-    for sink in sinks:
-        sink.start(info)
-    # Compiling is most of the time to a first result on a CPU. Initialisation runs once, so it is not optimised at all;
-    # the rest is about as fast with level 1 as with 3.
-    state = init.lower(keys_init).compile(_optimization_level(0))(keys_init)
-    compiled = lowered.compile(_optimization_level(1))
-    try:
-        with _first_ctrl_c() as interrupted:
-            while done < num_steps and not interrupted.is_set():
-                num = min(steps_per_chunk, num_steps - done)
-                state, metrics = compiled(state, num)
-                done, num_chunks = done + num, num_chunks + 1
-                if evaluation is not None and (num_chunks % evaluation.every == 0 or done == num_steps):
-                    keys = jax.random.split(jax.random.fold_in(key_eval, num_chunks), num_seeds)
-                    metrics = {**metrics, **evaluate(state.learner, keys)}
-                metrics = jax.tree.map(np.asarray, metrics)
-                for sink in sinks:
-                    sink.write(done * loop.env_steps_per_step, time.perf_counter() - begin, metrics)
-    finally:
-        for sink in sinks:
-            sink.close()
-    if done < num_steps:
-        print(f"Stopped after {done} of {num_steps} iterations; what was learnt until then is kept.")
-    return state
+    return jax.jit(jax.vmap(play), compiler_options=_optimization_level(1))
 
 
 def _optimization_level(level: int) -> dict[str, Any]:
@@ -421,8 +504,8 @@ def _report_replay(buffer: Any, num_seeds: int) -> None:
 
 
 @contextlib.contextmanager
-def _first_ctrl_c() -> Iterator[threading.Event]:
-    """An event that the first Ctrl-C sets, so that the chunk under way ends whole; a second one interrupts as usual."""
+def _first_signal() -> Iterator[threading.Event]:
+    """An event that Ctrl-C or SIGTERM sets, so that the chunk under way ends whole; a second one interrupts at once."""
     event = threading.Event()
 
     def handler(signum, frame):
@@ -433,11 +516,113 @@ def _first_ctrl_c() -> Iterator[threading.Event]:
     if threading.current_thread() is not threading.main_thread():  # signals belong to the main thread
         yield event
         return
-    previous = signal.signal(signal.SIGINT, handler)
+    previous = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield event
     finally:
-        signal.signal(signal.SIGINT, previous)
+        for number, handler_before in previous.items():
+            signal.signal(number, handler_before)
+
+
+# ---------------------------------------------------------------------------------------------------- saved runs
+
+
+class _Progress(NamedTuple):
+    """How far a run is: iterations, chunks, and seconds since its start, without those between stop and resume."""
+
+    done: int = 0
+    num_chunks: int = 0
+    wall_s: float = 0.0
+
+
+class _Saver:
+    """What `run` needs to save itself and to go on."""
+
+    def __init__(self, options: Checkpointing, example: RunState, measured: Metrics, settings: dict[str, str]):
+        if measured and options.best not in measured:
+            raise ValueError(f"best={options.best!r} is not measured: choose one of {', '.join(sorted(measured))}.")
+        self._options, self._settings = options, settings
+        self._example: dict[str, Any] = {"run": example}
+        if measured:
+            self._example["best"] = Best(learner=example.learner, score=measured[options.best])
+        self._best: Best | None = None
+        self._saved_at, self._saved_time = 0, time.monotonic()
+        self._writer = checkpoint_module.Writer(options.folder, keep=options.keep, resume=options.resume)
+
+    def restore(self) -> tuple[RunState | None, _Progress]:
+        """The last checkpoint, if the run does not begin here."""
+        folder = self._options.folder
+        if not checkpoint_module.steps(folder):
+            return None, _Progress()
+        info = checkpoint_module.describe(folder)["info"]
+        _require_same(info["settings"], self._settings)
+        parts = {part: checkpoint_module.restore(folder, self._example[part], part=part) for part in info["parts"]}
+        self._best = parts.get("best")
+        progress = _Progress(**info["progress"])
+        self._saved_at = progress.done
+        return parts["run"], progress
+
+    def keep_best(self, learner: TrainState, metrics: Metrics) -> None:
+        new = Best(learner=learner, score=metrics[self._options.best])
+        self._best = _better(self._best or new, new)
+
+    def is_due(self) -> bool:
+        return time.monotonic() - self._saved_time >= self._options.every_s
+
+    def save(self, state: RunState, progress: _Progress, sinks: Sequence[Sink]) -> None:
+        """Begins to save, unless nothing happened since the last time."""
+        if progress.done == self._saved_at:
+            return
+        for sink in sinks:  # first, so that no row before the checkpoint is ever missing
+            sink.flush()
+        parts = {"run": state} if self._best is None else {"run": state, "best": self._best}
+        info = {"settings": self._settings, "progress": progress._asdict(), "parts": list(parts)}
+        self._writer.save(progress.done, parts, info)
+        self._saved_at, self._saved_time = progress.done, time.monotonic()
+
+    def wait(self) -> None:
+        self._writer.wait()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def _better(old: Best, new: Best) -> Best:
+    """Seed by seed; what could not be measured is not better. On the host, where nothing has to be compiled."""
+    new_score, old_score = np.asarray(new.score), np.asarray(old.score)
+    is_better = (new_score > old_score) | np.isnan(old_score)
+
+    def pick(x, y):
+        where = jnp.where if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else np.where
+        return where(is_better.reshape(-1, *[1] * (x.ndim - 1)), x, y)
+
+    return jax.tree.map(pick, new, old)
+
+
+def _settings(loop, key, cfg, num_steps, steps_per_chunk, num_seeds, evaluation) -> dict[str, str]:
+    """What a run must have in common with the one it goes on from, in words."""
+    settings = {
+        "algorithm": getattr(loop.algorithm, "__name__", ""),
+        "environment": loop.env.spec.name,
+        "key": jax.random.key_data(key).tolist(),
+        "num_steps": num_steps,
+        "steps_per_chunk": steps_per_chunk,
+        "num_seeds": num_seeds,
+        "env_steps_per_step": loop.env_steps_per_step,
+        "evaluation": evaluation and evaluation[:2],
+    }
+    fields = dataclasses.fields(cfg) if dataclasses.is_dataclass(cfg) else ()
+    settings |= {field.name: getattr(cfg, field.name) for field in fields}
+    return {name: str(getattr(value, "__name__", value)) for name, value in settings.items()}
+
+
+def _require_same(saved: dict[str, str], given: dict[str, str]) -> None:
+    for name in [*given, *saved]:
+        if saved.get(name) != given.get(name):
+            raise ValueError(
+                f"{name} is {saved.get(name)} in the checkpoint, but {given.get(name)} here: a run goes on with the "
+                "arguments that it began with."
+            )
 
 
 def _require_positive(**values: int) -> None:

@@ -135,7 +135,8 @@ def test_a_tiny_run_leaves_everything_behind(tmp_path, capsys):
     words += ["--total-steps", "208", "--eval-episodes", "2", "--run-dir", str(folder)]
     assert train.main(words) == folder
     assert {path.name for path in folder.iterdir()} == {
-        *("config.json", "metrics.csv", "metrics.json", "learning_curve.png", "trained.gif", "params.safetensors")
+        *("config.json", "metrics.csv", "metrics.json", "learning_curve.png", "trained.gif", "params.safetensors"),
+        "checkpoints",
     }
     config = json.loads((folder / "config.json").read_text())
     assert config["command"].endswith(f"mappo {' '.join(words[1:])}")

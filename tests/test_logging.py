@@ -82,11 +82,37 @@ def test_infinite_losses_stay_valid_json(tmp_path):
     assert strict_json(tmp_path / "metrics.json")["metrics"]["loss/total"] == [[None], [1.0]]
 
 
+def test_a_resumed_csv_has_no_row_twice_and_none_torn(tmp_path):
+    path = tmp_path / "metrics.csv"
+    write_three_times(logging.csv_file(path))
+    with path.open("ab") as file:
+        file.write(b"1000,4.0,0,-0.")  # killed here: 1000 may become 10
+    sink = logging.csv_file(path)
+    sink.start(INFO | {"resumed_at": 200})
+    assert [r["env_steps"] for r in rows(path)] == ["100"] * 2 + ["200"] * 2
+    sink.write(300, 3.0, {"train/return_sum": np.array([-0.5, -1.5])})
+    write_three_times(logging.csv_file(tmp_path / "whole.csv"))
+    assert path.read_bytes() == (tmp_path / "whole.csv").read_bytes()
+
+
+def test_a_resumed_json_has_no_row_twice(tmp_path):
+    path, whole = tmp_path / "metrics.json", tmp_path / "whole.json"
+    for sink in (logging.json_file(path, every_s=0.0), logging.json_file(whole, every_s=0.0)):
+        write_three_times(sink)
+    sink = logging.json_file(path)
+    sink.start(INFO | {"resumed_at": 100})
+    assert strict_json(path)["metrics"]["train/return_sum"] == [[None], [-2.5]]
+    sink.write(200, 2.0, {"train/return_sum": np.array([-1.0, -2.0]), "eval/return_sum": np.array([7.0, 8.0])})
+    sink.write(300, 3.0, {"train/return_sum": np.array([-0.5, -1.5])})
+    sink.flush()  # before each checkpoint
+    assert path.read_bytes() == whole.read_bytes()
+
+
 @pytest.mark.parametrize("make", [logging.csv_file, logging.json_file])
 def test_a_file_that_exists_is_refused(tmp_path, make):
     (tmp_path / "metrics").write_text("precious")
     with pytest.raises(FileExistsError, match="exists already: give another path"):
-        make(tmp_path / "metrics")
+        make(tmp_path / "metrics").start(INFO)
     assert (tmp_path / "metrics").read_text() == "precious"
 
 
@@ -130,4 +156,5 @@ def test_terminal_without_rich_names_the_way_out(monkeypatch):
 def test_system_facts_are_json_and_name_versions():
     facts = json.loads(json.dumps(logging.system_facts()))
     assert set(facts["versions"]) >= {"jmarl", "jax", "jaxmarl", "flax", "optax"} and all(facts["versions"].values())
+    assert facts["git_commit"] is None or len(facts["git_commit"].removesuffix("-dirty")) == 40
     assert facts["platform"] in ("cpu", "gpu", "tpu") and facts["num_cores"] >= 1

@@ -194,14 +194,15 @@ def test_run_equals_make_train(trained):
     jax.tree.map(compare, state.learner.params, whole.learner.params)
 
 
-def test_ctrl_c_ends_a_run_with_what_it_has(capsys):
-    rows, handler_before = [], signal.getsignal(signal.SIGINT)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_end_a_run_with_what_it_has(number, capsys):
+    rows, handler_before = [], signal.getsignal(number)
     sink = memory_sink(rows)
 
     def interrupting(*row):
         rows.append(row)
         if len(rows) == 3:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
 
     state = jmarl.run(
         LOOP, jax.random.key(0), CFG, num_steps=50, steps_per_chunk=1, sinks=[sink._replace(write=interrupting)]
@@ -209,7 +210,19 @@ def test_ctrl_c_ends_a_run_with_what_it_has(capsys):
     assert int(state.env_steps[0]) == 2 * 16
     assert rows[-1] == "end"
     assert "Stopped after 2 of 50 iterations" in capsys.readouterr().out
-    assert signal.getsignal(signal.SIGINT) is handler_before
+    assert signal.getsignal(number) is handler_before
+
+
+def test_a_callback_sees_each_chunk_and_may_stop_the_run():
+    seen = []
+
+    def callback(env_steps, metrics, state):
+        seen.append((env_steps, metrics["train/return_sum"].shape, state.env_steps.tolist()))
+        return env_steps >= 64
+
+    state = jmarl.run(LOOP, jax.random.key(0), CFG, num_steps=50, steps_per_chunk=2, num_seeds=2, callback=callback)
+    assert seen == [(32, (2,), [32, 32]), (64, (2,), [64, 64])]
+    assert state.env_steps.tolist() == [64, 64]
 
 
 def test_evaluation_counts_each_episode_once_whatever_its_length():

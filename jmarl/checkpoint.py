@@ -1,0 +1,342 @@
+"""Save and resume: the checkpoints of a run, written by orbax in the background.
+
+A folder holds one sub-folder per checkpoint, named after its step. Each appears whole, by a rename, so a process may be
+killed at any moment. What is read is compared with what is expected, leaf by leaf, before it is used: orbax would cast
+another dtype in silence. `jmarl.run(..., checkpoint=jmarl.Checkpointing(folder))` writes them; any other tree of arrays
+can be kept in the same way:
+
+>>> import tempfile
+>>> folder = Path(tempfile.mkdtemp()) / "checkpoints"
+>>> tree = {"params": jnp.arange(3.0), "key": jax.random.key(0)}
+>>> with Writer(folder) as writer:
+...     writer.save(10, tree)
+>>> restore(folder, tree)["params"]
+Array([0., 1., 2.], dtype=float32)
+>>> restore(folder, {"params": jnp.zeros(4), "key": jax.random.key(0)})
+Traceback (most recent call last):
+ValueError: params is float32 [3] in the checkpoint, but float32 [4] is expected here.
+"""
+
+import json
+import os
+import re
+import shutil
+import zlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+__all__ = ["Writer", "describe", "restore", "steps", "take_seed"]
+
+_MARKER = "jmarl.json"  # tells our folders from others
+_FORMAT = 1
+
+
+class _Leaf(NamedTuple):
+    """What a checkpoint says about an array. The dtype of a typed key is such as "key<fry>"."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    crc32: int = 0
+    key_impl: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {list(self.shape)}"
+
+
+class _Copy(np.ndarray):
+    """An array that orbax takes as it is: a plain one it would copy once more."""
+
+    def __deepcopy__(self, memo: Any) -> "_Copy":
+        return self
+
+
+class Writer:
+    """Writes checkpoints into a folder, in the background, and keeps the last `keep`.
+
+    Args:
+      folder: a new one, or an empty one; with `resume` one that a `Writer` has made.
+      keep: how many checkpoints stay. An old one goes after the new one is complete.
+      resume: go on in a folder that has checkpoints, or in which no checkpoint was completed yet.
+
+    Only one writer may be open for a folder: a second one, in this process or another, is refused.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], *, keep: int = 3, resume: bool = False):
+        import orbax.checkpoint as ocp  # here: it would be a large part of the time that `import jmarl` takes
+
+        if keep < 1:
+            raise ValueError(f"keep={keep} must be at least 1.")
+        self.folder, self.keep = Path(folder).absolute(), keep
+        if resume:
+            _require_ours(self.folder)
+        else:
+            _make(self.folder)
+        self._lock = _lock(self.folder)
+        for path in self.folder.iterdir():
+            if re.fullmatch(r"\d+\.(old|orbax-checkpoint-tmp.*)", path.name):  # left by a process that was killed
+                shutil.rmtree(path)
+        self._ocp = ocp
+        self._memory: dict[str, np.ndarray] = {}
+        self._checkpointer = ocp.AsyncCheckpointer(_handler(ocp))
+
+    def save(self, step: int, tree: Any, info: Any = None) -> None:
+        """Copies a tree of arrays and returns: the arrays may be donated, and are written in the background.
+
+        Args:
+          step: names the checkpoint; a step that was saved before is refused.
+          tree: arrays and typed keys.
+          info: anything that JSON can hold; `describe` returns it.
+        """
+        self.wait()
+        if step in steps(self.folder):
+            raise FileExistsError(f"{self.folder} holds a checkpoint {step} already.")
+        leaves = _by_name(tree)
+        data = jax.device_get({name: jax.random.key_data(x) if _is_key(x) else x for name, x in leaves.items()})
+        # Copies: on a CPU these are views of buffers that the next iteration may overwrite.
+        arrays = {name: self._copy(name, x) for name, x in data.items()}
+        facts = {
+            "format": _FORMAT,
+            "leaves": {name: _leaf(x)._replace(crc32=_checksum(arrays[name])) for name, x in leaves.items()},
+            "info": info,
+        }
+        args = self._ocp.args
+        items = {
+            # Orbax refuses arrays of no elements; their shape says it all.
+            "arrays": args.PyTreeSave({name: x for name, x in arrays.items() if x.size}),
+            "facts": args.JsonSave(facts),
+        }
+        try:
+            self._checkpointer.save(self.folder / str(step), args.Composite(**items))
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def _copy(self, name: str, x: np.ndarray) -> np.ndarray:
+        """Into memory that is used again by the next save: fresh memory takes longer than the copy."""
+        memory = self._memory.get(name)
+        if memory is None or (memory.shape, memory.dtype) != (x.shape, x.dtype):
+            memory = self._memory[name] = np.empty(x.shape, x.dtype).view(_Copy)
+        np.copyto(memory, x)
+        return memory
+
+    def wait(self) -> None:
+        """Returns when the last save is complete, and removes old checkpoints."""
+        try:
+            self._checkpointer.wait_until_finished()
+        except Exception as error:  # whatever went wrong in another thread
+            raise self._failed(error) from error
+        for step in steps(self.folder)[: -self.keep]:
+            # Renamed first, so that half a checkpoint is never taken for a whole one.
+            shutil.rmtree((self.folder / str(step)).rename(self.folder / f"{step}.old"))
+
+    def close(self) -> None:
+        """Completes the last save."""
+        try:
+            self.wait()
+        finally:
+            self._checkpointer.close()
+            os.close(self._lock)
+
+    def _failed(self, error: Exception) -> OSError:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        kept = ", ".join(map(str, steps(self.folder))) or "none"
+        return OSError(f"Could not write a checkpoint to {self.folder} (earlier ones are intact: {kept}): {reason}")
+
+    def __enter__(self) -> "Writer":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+
+def steps(folder: str | os.PathLike[str]) -> list[int]:
+    """The steps of the checkpoints in a folder, in rising order."""
+    return sorted(int(path.name) for path in Path(folder).iterdir() if path.name.isdecimal())
+
+
+def restore(folder: str | os.PathLike[str], like: Any, *, step: int | None = None, part: str = "") -> Any:
+    """Reads a checkpoint into the structure of `like`, after every leaf was found to have its shape and dtype.
+
+    Args:
+      folder: of a `Writer`.
+      like: a tree of arrays or of `jax.ShapeDtypeStruct`, such as `jax.eval_shape` gives.
+      step: which checkpoint; the last one by default.
+      part: name of the branch of the saved tree to read, such as "run.learner"; the whole tree by default.
+    """
+    folder, step = _find(folder, step)
+    prefix = f"{part}." if part else ""
+    known = {
+        name.removeprefix(prefix): leaf for name, leaf in _facts(folder, step)[0].items() if name.startswith(prefix)
+    }
+    wanted = {name: _leaf(x) for name, x in _by_name(jax.eval_shape(lambda x: x, like)).items()}
+    _require_equal(known, wanted)
+    arrays = _read(folder, step, {f"{prefix}{name}": leaf for name, leaf in known.items()})
+    leaves = [_to_jax(arrays[f"{prefix}{name}"], known[name]) for name in wanted]
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
+def describe(folder: str | os.PathLike[str], step: int | None = None) -> dict[str, Any]:
+    """What a checkpoint holds: its "step", the "info" given to `Writer.save`, and the "leaves" by name.
+
+    Each leaf is `[dtype, shape, checksum, key implementation]`. Nothing but these facts is read.
+    """
+    folder, step = _find(folder, step)
+    leaves, info = _facts(folder, step)
+    return {"step": step, "info": info, "leaves": {name: list(leaf) for name, leaf in leaves.items()}}
+
+
+def take_seed(tree: Any, seed: int) -> Any:
+    """One seed's state out of a tree with a leading seed axis.
+
+    >>> take_seed({"x": jnp.array([[1, 2], [3, 4]])}, 1)
+    {'x': Array([3, 4], dtype=int32)}
+    """
+    num_seeds = min(len(x) for x in jax.tree.leaves(tree))
+    if not 0 <= seed < num_seeds:
+        raise ValueError(f"seed={seed} is none of the {num_seeds} seeds: choose 0 to {num_seeds - 1}.")
+    return jax.tree.map(lambda x: x[seed], tree)
+
+
+# ------------------------------------------------------------------------------------------------------- folders
+
+
+def _make(folder: Path) -> None:
+    """A folder of ours, from one moment to the next."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = folder.with_name(f"{folder.name}.{os.getpid()}.tmp")
+    temporary.mkdir()
+    (temporary / _MARKER).write_text(json.dumps({"what": "checkpoints of jmarl", "format": _FORMAT}) + "\n")
+    try:
+        os.rename(temporary, folder)  # refused unless there is nothing, or an empty folder
+    except OSError as error:
+        shutil.rmtree(temporary)
+        if not folder.is_dir() or [path.name for path in folder.iterdir()] != [_MARKER]:  # one of ours, never used
+            sentence = f"{folder} exists already: resume the run that it belongs to, or give another folder."
+            raise FileExistsError(sentence) from error
+
+
+def _require_ours(folder: Path) -> None:
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} does not exist, so there are no checkpoints to read.")
+    try:
+        marker = json.loads((folder / _MARKER).read_text())
+        is_known = marker["format"] == _FORMAT
+    except (OSError, ValueError, TypeError, KeyError):
+        raise ValueError(f"{folder} is not a folder of jmarl's checkpoints: its {_MARKER} is no such file.") from None
+    if not is_known:
+        raise ValueError(f"{folder} has format {marker['format']}, but this version of jmarl reads format {_FORMAT}.")
+
+
+def _lock(folder: Path) -> int:
+    """Keeps a second writer out. The system takes the lock back when a process ends, however it ends."""
+    descriptor = os.open(folder / _MARKER, os.O_RDONLY)
+    try:
+        import fcntl  # not on every system
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise FileExistsError(f"{folder} is being written by another run: stop that one first.") from None
+    except (ImportError, OSError):  # nor on every file system
+        pass
+    return descriptor
+
+
+def _find(folder: str | os.PathLike[str], step: int | None) -> tuple[Path, int]:
+    path = Path(folder).absolute()
+    _require_ours(path)
+    there = steps(path)
+    if not there:
+        raise FileNotFoundError(f"{path} holds no checkpoint: none was completed yet.")
+    if step is not None and step not in there:
+        raise FileNotFoundError(f"{path} holds no checkpoint {step}: choose one of {', '.join(map(str, there))}.")
+    return path, there[-1] if step is None else step
+
+
+# -------------------------------------------------------------------------------------------------------- leaves
+
+
+def _by_name(tree: Any) -> dict[str, Any]:
+    """Leaves by their place in the tree, such as `learner.params.actor.Dense_0.kernel`."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(place, simple=True, separator="."): leaf for place, leaf in leaves}
+
+
+def _is_key(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _leaf(x: Any) -> _Leaf:
+    is_concrete_key = _is_key(x) and isinstance(x, jax.Array)
+    return _Leaf(str(x.dtype), tuple(x.shape), key_impl=str(jax.random.key_impl(x)) if is_concrete_key else None)
+
+
+def _checksum(x: np.ndarray) -> int:
+    return zlib.crc32(x.reshape(-1).view(np.uint8).data) if x.size else 0
+
+
+def _to_jax(x: np.ndarray, leaf: _Leaf) -> jax.Array:
+    return jnp.asarray(x) if leaf.key_impl is None else jax.random.wrap_key_data(jnp.asarray(x), impl=leaf.key_impl)
+
+
+def _require_equal(known: dict[str, _Leaf], wanted: dict[str, _Leaf]) -> None:
+    for name in [*wanted, *known]:
+        if name not in known:
+            raise ValueError(f"{name} is expected here, but is not in the checkpoint: it is of another kind of run.")
+        if name not in wanted:
+            raise ValueError(f"{name} is in the checkpoint, but not expected here: it is of another kind of run.")
+        if known[name][:2] != wanted[name][:2]:
+            raise ValueError(f"{name} is {known[name]} in the checkpoint, but {wanted[name]} is expected here.")
+
+
+# ------------------------------------------------------------------------------------------------------- reading
+
+
+def _handler(ocp: Any) -> Any:
+    # Uncompressed: compressing a replay buffer takes the cores that training needs.
+    arrays = ocp.PyTreeCheckpointHandler(use_compression=False)
+    return ocp.CompositeCheckpointHandler(arrays=arrays, facts=ocp.JsonCheckpointHandler())
+
+
+def _facts(folder: Path, step: int) -> tuple[dict[str, _Leaf], Any]:
+    """Leaves by name, and the info."""
+    import orbax.checkpoint as ocp
+
+    try:
+        with ocp.Checkpointer(_handler(ocp)) as checkpointer:
+            facts = checkpointer.restore(folder / str(step), ocp.args.Composite(facts=ocp.args.JsonRestore()))["facts"]
+        leaves = {name: _Leaf(d, tuple(s), *more) for name, (d, s, *more) in facts["leaves"].items()}
+        return leaves, facts["info"]
+    except Exception as error:  # orbax and tensorstore raise many kinds
+        raise _damaged(folder, step, "its facts cannot be read") from error
+
+
+def _read(folder: Path, step: int, leaves: dict[str, _Leaf]) -> dict[str, np.ndarray]:
+    """Arrays by name, compared with their checksums."""
+    import orbax.checkpoint as ocp
+
+    empty = {name: leaf for name, leaf in leaves.items() if 0 in leaf.shape}
+    names = leaves.keys() - empty.keys()
+    args = ocp.args.PyTreeRestore(
+        {name: 0 for name in names},
+        restore_args={name: ocp.RestoreArgs(restore_type=np.ndarray) for name in names},
+        partial_restore=True,
+    )
+    try:
+        with ocp.Checkpointer(_handler(ocp)) as checkpointer:
+            arrays = checkpointer.restore(folder / str(step), ocp.args.Composite(arrays=args))["arrays"]
+    except Exception as error:
+        raise _damaged(folder, step, "its arrays cannot be read") from error
+    for name, x in arrays.items():
+        if _checksum(np.ascontiguousarray(x)) != leaves[name].crc32:
+            raise _damaged(folder, step, f"{name} is not what was saved")
+    return arrays | {name: np.zeros(leaf.shape, jnp.dtype(leaf.dtype)) for name, leaf in empty.items()}
+
+
+def _damaged(folder: Path, step: int, reason: str) -> ValueError:
+    others = ", ".join(str(other) for other in steps(folder) if other != step)
+    way_out = f"remove it to go on from another ({others})" if others else "it is the only one"
+    return ValueError(f"Checkpoint {folder / str(step)} is damaged, {reason}: {way_out}.")
