@@ -261,7 +261,7 @@ def counterfactual(env: str) -> Preset:
     if env.startswith("MPE_"):
         config = config.replace(gamma=0.85, team_reward="sum", normalize_advantage=True, ent_coef=0.003)
     kwargs = {"map_name": "3m"} if "SMAX" in env else {}
-    return Preset(env, config, kwargs, num_envs=64, rollout_length=26, total_steps=5_000_000)
+    return Preset(env, config, kwargs, num_envs=64, rollout_length=26, total_steps=2_000_000)
 
 
 def one_step(preset: Preset) -> Preset:
