@@ -10,59 +10,18 @@ on its diagonal. A team that relies on conventions of its own earns less beside 
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
 
 import jmarl
 import plotting
-import presets
-from command_line import ALGORITHMS, UsageError, usage_errors
+from command_line import UsageError, usage_errors
 from jmarl.types import Env, Learner, Metrics, TrainState
 from plotting import plt
 from report import new_folder, require_free
-
-
-def load_run(folder: Path) -> tuple[Env, Learner, TrainState]:
-    """The environment of evaluation, the learner and what it learnt, seeds first, from a folder of benchmarks/train.py.
-
-    Only parameters are saved there: the optimiser and statistics are fresh, so the state is for playing.
-    """
-    try:
-        facts = json.loads((folder / "config.json").read_text())
-        arrays = load_file(folder / "params.safetensors")
-    except FileNotFoundError:
-        raise UsageError(f"{folder} needs a config.json and a params.safetensors, as train.py leaves them.") from None
-    except (json.JSONDecodeError, SafetensorError) as error:
-        raise UsageError(f"a file of {folder} is damaged: {error}.") from error
-    try:
-        default = presets.for_environment(facts["algorithm"], facts["env"]).config
-        settings = {name: _as_tuple(value) for name, value in facts["config"].items()}
-        env = jmarl.make(facts["env"], **{k: v for k, v in facts["env_kwargs"].items() if k != "shaped_reward"})
-        learner = ALGORITHMS[facts["algorithm"]](env.spec, default.replace(**settings))
-    except (ImportError, KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"{folder}/config.json does not fit this version of jmarl: {error}.") from error
-
-    state = jax.vmap(learner.init)(jax.random.split(jax.random.key(0), facts["seeds"]))
-
-    def saved(place: Any, leaf: jax.Array) -> jax.Array:
-        name = jax.tree_util.keystr(place, simple=True, separator="/")
-        if name not in arrays or arrays[name].shape != leaf.shape:
-            has = arrays[name].shape if name in arrays else "nothing"
-            raise UsageError(f"{folder}: parameter {name} should have the shape {leaf.shape}, but the file has {has}.")
-        return jnp.asarray(arrays[name])
-
-    return env, learner, state.replace(params=jax.tree_util.tree_map_with_path(saved, state.params))
-
-
-def _as_tuple(value: Any) -> Any:
-    """Lists of a JSON file are tuples in a config."""
-    return tuple(map(_as_tuple, value)) if isinstance(value, list) else value
+from runs import load_run
 
 
 def mixed_team(learner: Learner, agent: int = 0) -> Learner:

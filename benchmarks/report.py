@@ -25,6 +25,7 @@ from command_line import UsageError, usage_errors
 
 # What may differ between runs that learn the same thing in the same way.
 NOT_A_SETTING = {"algorithm", "command", "config", "env", "env_kwargs", "gif", "log_every", "run_dir", "seed", "seeds"}
+NOT_A_SETTING |= {"absolute_episodes", "tensorboard", "wandb", "wandb_id"}
 NOT_A_SETTING |= {"checkpoint_every", "eval_episodes", "eval_every", "num_updates", "preset", "system"}
 # Arguments of `jmarl.make` about how an environment is learnt from; they leave what is evaluated as it is.
 NOT_THE_TASK = ("agent_ids", "flatten", "shaped_reward", "time_limit")

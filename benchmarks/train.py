@@ -3,15 +3,19 @@
     python benchmarks/train.py mappo --env MPE_simple_spread_v3 --seeds 8 --total-steps 2e6 --learning-rate 1e-3
     python benchmarks/train.py ippo --env HeuristicEnemySMAX --env-kwargs map_name=2s3z --no-recurrent
     python benchmarks/train.py mappo --env overcooked --help
+    python benchmarks/train.py mappo --sweep learning-rate=1e-4,1e-3 gamma=0.9,0.95 --seeds 8
     python benchmarks/train.py --resume runs/mappo-MPE_simple_spread_v3-20260101-120000
 
 Every field of the algorithm's config is an option. Defaults come from benchmarks/presets.py, for the environment given.
 A run that was stopped or killed goes on with --resume as if nothing had happened; its config.json says all the rest.
 """
 
+import contextlib
 import dataclasses
 import json
+import math
 import os
+import secrets
 import shlex
 import shutil
 import sys
@@ -23,15 +27,18 @@ from typing import Any
 
 import jax
 import numpy as np
+import safetensors  # noqa: F401, so that it is missed now rather than after the training
 from rich.console import Console
 from rich.table import Table
-from safetensors.numpy import save_file
 
 import jmarl
 import plotting
 import presets
 import rendering
 from command_line import UsageError, key_values, make_loop, parse, show_key_values, usage_errors, with_replay
+from jmarl.logging import Sink
+from jmarl.types import Env, Learner, Loop, TrainState
+from runs import load_run, read_config
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,9 +57,16 @@ class Options:
     log_every: int | None = None  # updates between two rows of metrics; None: a hundredth of the run
     eval_episodes: int = 64  # greedy episodes of each evaluation, per seed; 0: no evaluation
     eval_every: int = 10  # rows of metrics between two evaluations; the last row has one in any case
+    absolute_episodes: int | None = None  # of each seed's best parameters at the end; None: 10 x eval_episodes; 0: none
+    devices: str | None = (
+        None  # among which seeds are shared: a number, or cores, each core of a CPU; None: all there are
+    )
+    distributed: bool = False  # one of several processes that share the seeds, as srun starts them; needs --run-dir
     run_dir: Path | None = None  # a new folder for the results; None: runs/ALGORITHM-ENV-TIME
     checkpoint_every: float = 60.0  # seconds between two checkpoints, from which --resume goes on; 0: none
     gif: bool = True  # draw one greedy episode
+    tensorboard: bool = False  # write TensorBoard's files, too
+    wandb: str | None = None  # send metrics to this project of Weights & Biases, too; WANDB_MODE=offline: later
 
 
 def main(argv: Sequence[str] | None = None) -> Path:
@@ -61,6 +75,10 @@ def main(argv: Sequence[str] | None = None) -> Path:
     with usage_errors():
         if any(word.partition("=")[0] == "--resume" for word in argv):
             return _resume(argv)
+        if "--sweep" in argv:
+            import sweeping  # here, since it imports this module
+
+            return sweeping.sweep(argv)
         algorithm, options, config = parse(
             argv,
             _options,
@@ -106,8 +124,50 @@ def _resume(argv: Sequence[str]) -> Path:
 
 def _from_json(default: Any, values: dict[str, Any]) -> Any:
     """A dataclass like `default`, with the fields that config.json has: lists there are tuples here."""
-    names = [field.name for field in dataclasses.fields(default)]
+    names = [field.name for field in dataclasses.fields(default) if field.name in values]  # new options: as by default
     return dataclasses.replace(default, **{name: _as_tuple(values[name]) for name in names})
+
+
+def make_envs(name: str, env_kwargs: dict[str, Any]) -> tuple[Env, Env]:
+    """Of training and of evaluation. Shaped rewards are for training; what counts is the return without them."""
+    plain = {k: v for k, v in env_kwargs.items() if k != "shaped_reward"}
+    return jmarl.make(name, **env_kwargs), jmarl.make(name, **plain)
+
+
+def with_horizon(config: Any, loop: Loop, num_steps: int) -> Any:
+    """The config with the end of its schedules, where it has any."""
+    is_open = getattr(config, "num_updates", 0) is None
+    return config.replace(num_updates=num_steps * loop.updates_per_step) if is_open else config
+
+
+def use_devices(devices: str | None, distributed: bool) -> int | None:
+    """The option --devices as `jmarl.run` takes it, after processes were joined and a CPU's cores made devices."""
+    if devices not in (None, "cores") and not (devices.isdecimal() and int(devices)):
+        raise UsageError(f"--devices takes a number or the word cores, not {devices!r}.")
+    num = None if devices in (None, "cores") else int(devices)
+    try:
+        if distributed:
+            jax.distributed.initialize()
+        if devices is not None:
+            jmarl.use_cores(num)  # of no consequence where there is a GPU
+    except (RuntimeError, ValueError) as error:
+        raise UsageError(str(error)) from error
+    return num
+
+
+def facts_of(
+    algorithm: str, options: Options, config: Any, env_kwargs: dict[str, Any], folder: Path, command: Sequence[str]
+) -> dict[str, Any]:
+    """What config.json says."""
+    return {
+        "command": shlex.join(["python", "benchmarks/train.py", *command]),
+        "algorithm": algorithm,
+        **dataclasses.asdict(options),
+        "env_kwargs": env_kwargs,
+        "run_dir": str(folder),
+        "config": {field.name: getattr(config, field.name) for field in dataclasses.fields(config)},
+        "system": jmarl.logging.system_facts(),
+    }
 
 
 def _as_tuple(value: Any) -> Any:
@@ -124,74 +184,83 @@ def train(
     is_resumed: bool = False,
 ) -> Path:
     """Trains and fills the run folder, also when Ctrl-C ends the training early."""
+    num_absolute = _num_absolute(options)
+    devices = use_devices(options.devices, options.distributed)
+    is_first = jax.process_index() == 0  # of several processes: the one that writes
+    if options.distributed and options.run_dir is None:
+        raise UsageError("--distributed needs --run-dir, on which all processes agree.")
     try:
-        env = jmarl.make(options.env, **env_kwargs)
-        # Shaped rewards are for training; what counts is the return without them.
-        eval_env = jmarl.make(options.env, **{k: v for k, v in env_kwargs.items() if k != "shaped_reward"})
+        env, eval_env = make_envs(options.env, env_kwargs)
         loop = make_loop(algorithm, env, options, num_envs=options.num_envs)
         num_steps = max(1, round(options.total_steps / loop.env_steps_per_step))
-        if config.num_updates is None:  # now, so that this learner is the very one that is trained
-            config = config.replace(num_updates=num_steps * loop.updates_per_step)
+        config = with_horizon(config, loop, num_steps)  # now, so that this learner is the very one that is trained
         learner = loop.algorithm(env.spec, config)
-        folder = options.run_dir or _new_folder(algorithm, options.env)
-        if not is_resumed:
-            jmarl.logging.run_folder(folder)
-    except (ValueError, TypeError, ImportError, FileExistsError) as error:
+    except (ValueError, TypeError, ImportError) as error:
         raise UsageError(str(error)) from error
 
-    facts = {
-        "command": shlex.join(["python", "benchmarks/train.py", *command]),
-        "algorithm": algorithm,
-        **dataclasses.asdict(options),
-        "env_kwargs": env_kwargs,
-        "run_dir": str(folder),
-        "config": {field.name: getattr(config, field.name) for field in dataclasses.fields(config)},
-        "system": jmarl.logging.system_facts(),
-    }
-    if not is_resumed:
+    folder = options.run_dir or _new_folder(algorithm, options.env)
+    facts = facts_of(algorithm, options, config, env_kwargs, folder, command)
+    if options.wandb is not None:  # by which a resumed run finds what was sent
+        facts["wandb_id"] = read_config(folder)["wandb_id"] if is_resumed else secrets.token_hex(4)
+    try:
+        sinks = _sinks(folder, options, facts) if is_first else []
+        if not is_resumed and is_first:
+            jmarl.logging.run_folder(folder)
+    except (ImportError, FileExistsError) as error:
+        raise UsageError(str(error)) from error
+    if not is_resumed and is_first:
         _write_whole(folder / "config.json", lambda path: path.write_text(json.dumps(facts, indent=2) + "\n"))
-    print(f"{algorithm} on {options.env}, {facts['system']['device']}, results in {folder}")
+    if is_first:
+        print(f"{algorithm} on {options.env}, {facts['system']['device']}, results in {folder}")
 
-    key_run, key_gif = jax.random.split(jax.random.key(options.seed))
-    sinks = [
-        jmarl.logging.terminal(),
-        jmarl.logging.csv_file(folder / "metrics.csv"),
-        jmarl.logging.json_file(folder / "metrics.json"),
-    ]
+    key_run, key_rest = jax.random.split(jax.random.key(options.seed))
+    key_gif, key_absolute = jax.random.split(key_rest)
     evaluation = jmarl.Evaluation(options.eval_episodes, options.eval_every, eval_env)
     # A run that was killed before it made the folder has left no metrics either, and begins anew.
     checkpoints = folder / "checkpoints"
     checkpoint = jmarl.Checkpointing(checkpoints, options.checkpoint_every, resume=checkpoints.exists())
     how_to_resume = f"To go on: python benchmarks/train.py --resume {shlex.quote(str(folder))}"
-    try:
-        run = jmarl.run(
-            loop,
-            key_run,
-            config,
-            num_steps=num_steps,
-            steps_per_chunk=options.log_every,
-            num_seeds=options.seeds,
-            sinks=sinks,
-            evaluation=evaluation if options.eval_episodes else None,
-            checkpoint=checkpoint if options.checkpoint_every else None,
-        )
-    except (ValueError, OSError) as error:
-        if not _raised_by_jmarl(error):
-            raise
-        if not is_resumed and not (folder / "metrics.csv").exists():  # refused before anything was written
-            shutil.rmtree(folder)
-        raise UsageError(str(error)) from error
-    except KeyboardInterrupt:  # while compiling, or the second Ctrl-C
-        raise UsageError(f"interrupted. {how_to_resume}" if options.checkpoint_every else "interrupted.") from None
-    env_steps, _ = plotting.load_metrics(folder)
-    if options.checkpoint_every and env_steps.max(initial=0) < num_steps * loop.env_steps_per_step:
+    total_env_steps = num_steps * loop.env_steps_per_step
+    with contextlib.ExitStack() as at_the_end:
+        try:
+            run = jmarl.run(
+                loop,
+                key_run,
+                config,
+                num_steps=num_steps,
+                steps_per_chunk=options.log_every,
+                num_seeds=options.seeds,
+                devices=devices,
+                sinks=[jmarl.logging.terminal(), *(_kept_open(sink, at_the_end) for sink in sinks)],
+                evaluation=evaluation if options.eval_episodes else None,
+                checkpoint=checkpoint if options.checkpoint_every else None,
+            )
+            learners = jmarl.parallel.gather(run.learner)
+            if not is_first:
+                return folder
+            for sink in sinks:
+                sink.flush()
+            is_finished = plotting.load_metrics(folder)[0].max(initial=0) >= total_env_steps
+            if is_finished and num_absolute:
+                absolute = _absolute(*load_run(folder, best=True), key_absolute, num_absolute, options.eval_episodes)
+                for sink in sinks:
+                    sink.write(total_env_steps, _seconds(folder), absolute)
+        except (ValueError, OSError) as error:
+            if not _raised_by_jmarl(error):
+                raise
+            if not is_resumed and not (folder / "metrics.csv").exists():  # refused before anything was written
+                shutil.rmtree(folder)
+            raise UsageError(str(error)) from error
+        except KeyboardInterrupt:  # while compiling, or the second Ctrl-C
+            raise UsageError(f"interrupted. {how_to_resume}" if options.checkpoint_every else "interrupted.") from None
+    if options.checkpoint_every and not is_finished:
         print(how_to_resume)
-    _write_whole(folder / "params.safetensors", lambda path: save_parameters(run.learner.params, path))
+    _write_whole(folder / "params.safetensors", lambda path: jmarl.export.save_parameters(learners.params, path))
 
     best = _report(folder, f"{algorithm} on {options.env}")
     if not options.gif or best is None:
         return folder
-    state = jmarl.checkpoint.take_seed(run.learner, best)
+    state = jmarl.checkpoint.take_seed(learners, best)
     if rendering.render_episode(env, learner, state, key_gif, folder / "trained.gif"):
         print(f"trained.gif shows seed {best}, the one with the highest return.")
     else:
@@ -206,17 +275,68 @@ def _write_whole(path: Path, write: Callable[[Path], Any]) -> None:
     os.replace(temporary, path)
 
 
-def save_parameters(params: Any, path: Path) -> None:
-    """One array per parameter, named after its place in the tree, such as `actor/Dense_0/kernel`, seeds first."""
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    names = [jax.tree_util.keystr(place, simple=True, separator="/") for place, _ in leaves]
-    save_file({name: np.ascontiguousarray(leaf) for name, (_, leaf) in zip(names, leaves, strict=True)}, path)
+def _sinks(folder: Path, options: Options, facts: dict[str, Any]) -> list[Sink]:
+    """Files, and what the options add. Those that may be refused come first: then there are no files yet."""
+    log, sinks = jmarl.logging, []
+    if options.wandb is not None:
+        wandb = {"project": options.wandb, "name": folder.name, "id": facts["wandb_id"]}
+        sinks += [log.wandb(**wandb, dir=str(folder), config=facts)]
+    if options.tensorboard:
+        sinks += [log.tensorboard(folder / "tensorboard")]
+    return [*sinks, log.csv_file(folder / "metrics.csv"), log.json_file(folder / "metrics.json")]
+
+
+def _kept_open(sink: Sink, at_the_end: contextlib.ExitStack) -> Sink:
+    """The sink, but closed later than at the end of the run: for what is measured then."""
+
+    def start(info):
+        sink.start(info)
+        at_the_end.callback(sink.close)
+
+    return sink._replace(start=start, close=lambda: None)
+
+
+def _num_absolute(options: Options) -> int:
+    """How many episodes the best parameters play; checkpoints hold them, and evaluations choose them."""
+    is_possible = bool(options.eval_episodes and options.checkpoint_every)
+    if options.absolute_episodes is None:
+        return 10 * options.eval_episodes * is_possible
+    if options.absolute_episodes < 0 or (options.absolute_episodes and not is_possible):
+        raise UsageError(
+            f"--absolute-episodes {options.absolute_episodes} must be 0, or positive with evaluations and checkpoints."
+        )
+    return options.absolute_episodes
+
+
+def _absolute(
+    env: Env, learner: Learner, states: TrainState, key: jax.Array, num_episodes: int, at_once: int
+) -> dict[str, np.ndarray]:
+    """The metrics of `jmarl.evaluate` of each seed, named "absolute/.."; not more episodes at once than fit before."""
+    num_rounds = math.ceil(num_episodes / at_once)
+
+    def play(state, key):
+        def play_round(key):
+            return jmarl.evaluate(env, learner, state, key, num_episodes=math.ceil(num_episodes / num_rounds))
+
+        rounds = jax.lax.map(play_round, jax.random.split(key, num_rounds))
+        return jax.tree.map(lambda x: x.mean(0), rounds)
+
+    # Compiling takes far longer than playing.
+    play_all = jax.jit(jax.vmap(play), compiler_options=jmarl.training._optimization_level(1))
+    metrics = play_all(states, jax.random.split(key, len(states.step)))
+    return {f"absolute/{name.removeprefix('eval/')}": np.asarray(values) for name, values in metrics.items()}
+
+
+def _seconds(folder: Path) -> float:
+    """Until the last row of metrics."""
+    return json.loads((folder / "metrics.json").read_text())["wall_s"][-1]
 
 
 def _report(folder: Path, title: str) -> int | None:
     """Prints the table and draws the curve. Returns the best seed, None where nothing was measured."""
     env_steps, metrics = plotting.load_metrics(folder)
-    latest = {name: _latest(series) for name, series in metrics.items() if name.startswith(("train/", "eval/"))}
+    shown = [name for name in metrics if name.startswith(("train/", "eval/", "absolute/"))]
+    latest = {name: _latest(metrics[name]) for name in shown}
     returns = [name for name in ("train/return_sum", "eval/return_sum") if np.isfinite(latest.get(name, np.nan)).any()]
     print(f"Results, parameters included, are in {folder}")
     if not returns:

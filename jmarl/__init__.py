@@ -7,12 +7,14 @@ from jmarl import (
     envs,
     evaluation,
     exploration,
+    export,
     learners,
     logging,
     losses,
     networks,
     normalize,
     optim,
+    parallel,
     training,
     types,
 )
@@ -59,6 +61,7 @@ from jmarl.learners import (
     vdn,
     wqmix_loss,
 )
+from jmarl.parallel import use_cores
 from jmarl.training import Checkpointing, Evaluation, make_train, off_policy, on_policy, rollout, run, sweep
 
 __version__ = "0.1.0"
@@ -88,6 +91,7 @@ __all__ = [
     "evaluate",
     "evaluation",
     "exploration",
+    "export",
     "ia2c",
     "iddpg",
     "ippo",
@@ -110,6 +114,7 @@ __all__ = [
     "on_policy",
     "optim",
     "ow_qmix",
+    "parallel",
     "ppo_loss",
     "pqn_loss",
     "pqn_vdn",
@@ -125,6 +130,7 @@ __all__ = [
     "sweep",
     "training",
     "types",
+    "use_cores",
     "vdn",
     "wqmix_loss",
 ]

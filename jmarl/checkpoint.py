@@ -81,7 +81,7 @@ class Writer:
                 shutil.rmtree(path)
         self._ocp = ocp
         self._memory: dict[str, np.ndarray] = {}
-        self._checkpointer = ocp.AsyncCheckpointer(_handler(ocp))
+        self._checkpointer = ocp.AsyncCheckpointer(_handler(ocp), multiprocessing_options=_alone(ocp))
 
     def save(self, step: int, tree: Any, info: Any = None) -> None:
         """Copies a tree of arrays and returns: the arrays may be donated, and are written in the background.
@@ -297,8 +297,19 @@ def _require_equal(known: dict[str, _Leaf], wanted: dict[str, _Leaf]) -> None:
 
 def _handler(ocp: Any) -> Any:
     # Uncompressed: compressing a replay buffer takes the cores that training needs.
-    arrays = ocp.PyTreeCheckpointHandler(use_compression=False)
-    return ocp.CompositeCheckpointHandler(arrays=arrays, facts=ocp.JsonCheckpointHandler())
+    arrays = ocp.PyTreeCheckpointHandler(use_compression=False, multiprocessing_options=_alone(ocp))
+    facts = ocp.JsonCheckpointHandler(multiprocessing_options=_alone(ocp))
+    options = ocp.CompositeOptions(multiprocessing_options=_alone(ocp))
+    return ocp.CompositeCheckpointHandler(composite_options=options, arrays=arrays, facts=facts)
+
+
+def _alone(ocp: Any) -> Any:
+    """This process reads and writes by itself, and waits for no other, where there are several."""
+    process = jax.process_index()
+    if jax.process_count() == 1:
+        return ocp.options.MultiprocessingOptions()
+    name = f"process-{process}"
+    return ocp.options.MultiprocessingOptions(process, active_processes={process}, barrier_sync_key_prefix=name)
 
 
 def _facts(folder: Path, step: int) -> tuple[dict[str, _Leaf], Any]:
@@ -306,7 +317,7 @@ def _facts(folder: Path, step: int) -> tuple[dict[str, _Leaf], Any]:
     import orbax.checkpoint as ocp
 
     try:
-        with ocp.Checkpointer(_handler(ocp)) as checkpointer:
+        with ocp.Checkpointer(_handler(ocp), multiprocessing_options=_alone(ocp)) as checkpointer:
             facts = checkpointer.restore(folder / str(step), ocp.args.Composite(facts=ocp.args.JsonRestore()))["facts"]
         leaves = {name: _Leaf(d, tuple(s), *more) for name, (d, s, *more) in facts["leaves"].items()}
         return leaves, facts["info"]
@@ -326,7 +337,7 @@ def _read(folder: Path, step: int, leaves: dict[str, _Leaf]) -> dict[str, np.nda
         partial_restore=True,
     )
     try:
-        with ocp.Checkpointer(_handler(ocp)) as checkpointer:
+        with ocp.Checkpointer(_handler(ocp), multiprocessing_options=_alone(ocp)) as checkpointer:
             arrays = checkpointer.restore(folder / str(step), ocp.args.Composite(arrays=args))["arrays"]
     except Exception as error:
         raise _damaged(folder, step, "its arrays cannot be read") from error

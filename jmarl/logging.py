@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["Sink", "csv_file", "json_file", "run_folder", "system_facts", "terminal"]
+__all__ = ["Sink", "csv_file", "json_file", "run_folder", "system_facts", "tensorboard", "terminal", "wandb"]
 
 
 class Sink(NamedTuple):
@@ -32,7 +32,8 @@ class Sink(NamedTuple):
         rows after them, of the process that was killed, will be written again.
       write: `(env_steps, wall_s, metrics) -> None`, after each chunk. `env_steps` are one seed's so far, `wall_s`
         the seconds since `start`, compilation included, `metrics` maps names to arrays `[num_seeds]`. NaN means that
-        there was nothing to measure, e.g. no episode finished. Names may differ from call to call.
+        there was nothing to measure, e.g. no episode finished. Names may differ from call to call. A second call with
+        the same `env_steps` adds to the row of the first.
       close: `() -> None`, at the end, also after an exception or Ctrl-C.
       flush: `() -> None`, before each checkpoint: rows so far must survive the death of the process from now on.
     """
@@ -129,6 +130,7 @@ def csv_file(path: str | os.PathLike[str]) -> Sink:
     """
     path = Path(path)
     columns = ["env_steps", "wall_s", "seed"]
+    last_step: int | None = None
 
     def append(rows: Sequence[Mapping[str, Any]]) -> None:
         text = io.StringIO(newline="")
@@ -149,28 +151,37 @@ def csv_file(path: str | os.PathLike[str]) -> Sink:
         _replace(path, text.getvalue())
 
     def start(info: Mapping[str, Any]) -> None:
+        nonlocal last_step
         rows = []
         if (resumed_at := info.get("resumed_at")) is None:
             _require_new(path)
         else:
             rows = [row for row in read() if int(row["env_steps"]) <= resumed_at]
             columns.extend(name for name in (rows[0] if rows else ()) if name not in columns)
+            last_step = int(rows[-1]["env_steps"]) if rows else None
         rewrite(rows)
 
     def write(env_steps: int, wall_s: float, metrics: Mapping[str, np.ndarray]) -> None:
-        if new := [name for name in metrics if name not in columns]:
-            rows = read()
-            columns.extend(new)
-            rewrite(rows)
+        nonlocal last_step
         table = {name: np.atleast_1d(values) for name, values in metrics.items()}
         num_seeds = len(next(iter(table.values()), ()))
-        append(
-            [
-                {"env_steps": env_steps, "wall_s": round(wall_s, 3), "seed": seed}
-                | {name: values[seed] for name, values in table.items() if not np.isnan(values[seed])}
-                for seed in range(num_seeds)
-            ]
-        )
+        rows: list[dict[str, Any]] = [
+            {"env_steps": env_steps, "wall_s": round(wall_s, 3), "seed": seed}
+            | {name: values[seed] for name, values in table.items() if not np.isnan(values[seed])}
+            for seed in range(num_seeds)
+        ]
+        new = [name for name in metrics if name not in columns]
+        if not new and env_steps != last_step:
+            append(rows)
+        else:
+            before = read()
+            if env_steps == last_step:
+                same = before[-num_seeds:]
+                before = before[:-num_seeds]
+                rows = [{**old, **row, "wall_s": old["wall_s"]} for old, row in zip(same, rows, strict=True)]
+            columns.extend(new)
+            rewrite([*before, *rows])
+        last_step = env_steps
 
     return Sink(start, write, lambda: None)
 
@@ -209,21 +220,119 @@ def json_file(path: str | os.PathLike[str], *, every_s: float = 5.0) -> Sink:
         save()
 
     def write(env_steps: int, wall_s: float, metrics: Mapping[str, np.ndarray]) -> None:
+        if env_steps_so_far[-1:] != [env_steps]:
+            env_steps_so_far.append(int(env_steps))
+            wall_so_far.append(round(float(wall_s), 3))
+            for by_seed in series.values():
+                for one_seed in by_seed:
+                    one_seed.append(None)
         for name, values in metrics.items():
+            by_seed = series.setdefault(name, [])
             for seed, value in enumerate(np.atleast_1d(values)):
-                by_seed = series.setdefault(name, [])
                 if seed == len(by_seed):
                     by_seed.append([None] * len(env_steps_so_far))
-                by_seed[seed].append(float(value) if np.isfinite(value) else None)
-        env_steps_so_far.append(int(env_steps))
-        wall_so_far.append(round(float(wall_s), 3))
-        for by_seed in series.values():
-            for one_seed in by_seed:
-                one_seed.extend([None] * (len(env_steps_so_far) - len(one_seed)))
+                if np.isfinite(value):
+                    by_seed[seed][-1] = float(value)
         if time.monotonic() - last_saved >= every_s:
             save()
 
     return Sink(start, write, save, save)
+
+
+def tensorboard(folder: str | os.PathLike[str]) -> Sink:
+    """Writes TensorBoard's event files, one of its runs for each seed: `tensorboard --logdir FOLDER`.
+
+    Seeds are runs, `FOLDER/seed_0` and so on, and not parts of the tags: TensorBoard draws all runs of a tag into one
+    chart, which shows the spread, and a metric has the same tag in every experiment. Steps are environment steps.
+    """
+    try:
+        # Not its SummaryWriter, whose `flush` does not wait for the thread that writes.
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+        from tensorboardX.proto.summary_pb2 import Summary
+    except ImportError as error:
+        raise ImportError('The TensorBoard sink needs tensorboardX: pip install "jmarl[tensorboard]".') from error
+    writers: list[Any] = []
+
+    def start(info: Mapping[str, Any]) -> None:
+        if (resumed_at := info.get("resumed_at")) is None:
+            _require_new(Path(folder))
+        # Files are named after seconds: without more, that of a process that resumes at once would replace its last.
+        suffix = "" if resumed_at is None else f".from_{resumed_at}"
+        for seed in range(info["num_seeds"]):
+            of_seed = Path(folder) / f"seed_{seed}"
+            of_seed.mkdir(parents=True, exist_ok=True)
+            writer = EventsWriter(str(of_seed / "events"), suffix)
+            if resumed_at is not None:
+                # Rows after the checkpoint are written again: TensorBoard forgets those of the process that was killed.
+                session = SessionLog(status=SessionLog.START)
+                writer.write_event(Event(wall_time=time.time(), step=resumed_at + 1, session_log=session))
+            writers.append(writer)
+
+    def write(env_steps: int, wall_s: float, metrics: Mapping[str, np.ndarray]) -> None:
+        for seed, writer in enumerate(writers):
+            values = [Summary.Value(tag=name, simple_value=x) for name, x in _of_seed(metrics, seed).items()]
+            writer.write_event(Event(wall_time=time.time(), step=env_steps, summary=Summary(value=values)))
+
+    def flush() -> None:
+        for writer in writers:
+            writer.flush()
+
+    def close() -> None:
+        for writer in writers:
+            writer.close()
+
+    return Sink(start, write, close, flush)
+
+
+def wandb(**options: Any) -> Sink:
+    """Sends metrics to Weights & Biases, one run for each seed, all in one group.
+
+    Seeds are runs, and not parts of the names: W&B's own grouping then draws mean and spread, filters and tables work
+    per seed, and a metric has the same name in every experiment. Steps are environment steps.
+
+    Args:
+      **options: of `wandb.init`: `project`, `config`, `mode="offline"`. `name` and `group`, one standing for the other,
+        name the experiment: seed 0 of "mappo" is the run "mappo seed 0". With an `id`, the same in both processes, a
+        resumed run goes on with the W&B runs of the one that was stopped; rows that W&B has already are not added.
+    """
+    try:
+        import wandb as package
+    except ImportError as error:
+        raise ImportError('The W&B sink needs wandb: pip install "jmarl[wandb]".') from error
+    name = options.pop("name", None) or options.get("group")
+    id_, config = options.pop("id", None), options.pop("config", None)
+    options = {"group": name, "settings": package.Settings(silent=True), **options}
+    runs: list[Any] = []
+
+    def start(info: Mapping[str, Any]) -> None:
+        for seed in range(info["num_seeds"]):
+            own: dict[str, Any] = {"config": {**(config or {}), "seed_index": seed}}
+            if name is not None:
+                own["name"] = f"{name} seed {seed}"
+            if id_ is not None:
+                own |= {"id": f"{id_}-{seed}", "resume": "allow"}
+            try:
+                runs.append(package.init(reinit="create_new", **own, **options))
+            except package.Error as error:
+                close()
+                reason = str(error).strip().splitlines()[0]
+                raise ValueError(
+                    f'W&B does not start ({reason}): log in with `wandb login`, or use mode="offline", which the '
+                    "environment variable WANDB_MODE=offline sets, too."
+                ) from error
+        where = f"offline in {runs[0].dir}" if runs[0].offline else f"at {runs[0].url}"
+        print(f"W&B has a run for each seed, the first {where}", flush=True)
+
+    def write(env_steps: int, wall_s: float, metrics: Mapping[str, np.ndarray]) -> None:
+        for seed, run in enumerate(runs):
+            run.log({"wall_s": wall_s, **_of_seed(metrics, seed)}, step=env_steps)
+
+    def close() -> None:
+        for run in runs:
+            run.finish()
+
+    return Sink(start, write, close)
 
 
 def run_folder(path: str | os.PathLike[str]) -> Path:
@@ -269,6 +378,12 @@ def _git_commit() -> str | None:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def _of_seed(metrics: Mapping[str, np.ndarray], seed: int) -> dict[str, float]:
+    """What was measured of one seed."""
+    of_seed = {name: float(np.atleast_1d(values)[seed]) for name, values in metrics.items()}
+    return {name: value for name, value in of_seed.items() if not math.isnan(value)}
 
 
 def _measured(values: np.ndarray | None) -> bool:

@@ -16,10 +16,11 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jmarl import buffers
+from jmarl import buffers, parallel
 from jmarl import checkpoint as checkpoint_module
 from jmarl import evaluation as evaluation_module
 from jmarl.logging import Sink
+from jmarl.parallel import use_cores as use_cores
 from jmarl.types import (
     Algorithm,
     Buffer,
@@ -356,6 +357,10 @@ def run(
     num_steps: int,
     steps_per_chunk: int | None = None,
     num_seeds: int = 1,
+    sweep_axes: Any = None,
+    devices: int | Sequence[jax.Device] | None = None,
+    split: str = "seeds",
+    memory_limit: int | None = None,
     sinks: Sequence[Sink] = (),
     evaluation: Evaluation | None = None,
     checkpoint: Checkpointing | None = None,
@@ -364,15 +369,24 @@ def run(
     """Trains with Python between compiled chunks: progress, files, evaluation, checkpoints.
 
     Ctrl-C and SIGTERM end it after the chunk under way, with what it has. To go on with a run that was stopped, or
-    killed, call it with the same arguments and `Checkpointing(..., resume=True)`.
+    killed, call it with the same arguments and `Checkpointing(..., resume=True)`; the devices may be others.
+
+    Where `jax.distributed` joins several processes, all of them call `run` with the same arguments. Each trains its
+    share of the seeds. The first one alone has sinks and writes checkpoints, for all seeds and where all can read them.
 
     Args:
       loop: what to run.
       key: split into one key for each seed.
-      cfg: the algorithm's config.
+      cfg: the algorithm's config; with `sweep_axes` those of several settings, both from `jmarl.sweep`.
       num_steps: iterations of the loop.
       steps_per_chunk: iterations between two rows of metrics (means over them); by default a hundredth of the run.
       num_seeds: independent runs in one `vmap`.
+      sweep_axes: which fields of `cfg` hold a value for each setting. Every setting is trained with the same seeds, and
+        `[num_seeds]` is `[num_settings * num_seeds]` here, the seeds of a setting side by side.
+      devices: of this process, how many or which. By default as many as can share the seeds equally.
+      split: what they share: "seeds", or the "envs" of each seed for one large run, whose learner each device has.
+      memory_limit: bytes of each device for this run; by default nine tenths of what it has. Seeds that do not fit
+        together take turns: those that wait are kept in the host's memory.
       sinks: where metrics go, as arrays `[num_seeds]`.
       evaluation: greedy evaluation on the way, in the metrics "eval/..".
       checkpoint: where and how often to save; None: never.
@@ -380,26 +394,34 @@ def run(
         The run stops if it returns True. The next chunk takes the state's memory: copy what you keep.
 
     Returns:
-      The last state, with a leading axis `[num_seeds]`.
+      The last state, with a leading axis `[num_seeds]`: of this process's seeds, if there are several processes.
     """
     steps_per_chunk = max(1, num_steps // 100) if steps_per_chunk is None else steps_per_chunk
     _require_positive(num_steps=num_steps, steps_per_chunk=steps_per_chunk, num_seeds=num_seeds)
     cfg = _with_horizon(loop, cfg, num_steps)
     begin = time.perf_counter()
 
-    # `num` is traced, so a last, shorter chunk needs no second compilation.
-    chunk = jax.jit(jax.vmap(_make_chunk(loop, cfg), in_axes=(0, None)), donate_argnums=0)
-    init = jax.jit(jax.vmap(lambda key: loop.init(key, cfg)))
-    evaluate = _make_evaluate(loop, cfg, evaluation or Evaluation())
+    swept = _swept(cfg, sweep_axes)
+    num_settings = len(next(iter(swept.values()), "1"))
+    num_rows = num_settings * num_seeds
+    placement = parallel.Placement(parallel.choose_devices(devices, num_rows, split), split)
+    functions = _Functions(loop, cfg, evaluation or Evaluation(), placement)
     key_init, key_eval = jax.random.split(key)
-    keys_init = jax.random.split(key_init, num_seeds)
-    example = jax.eval_shape(init, keys_init)
-    _report_replay(example.buffer, num_seeds)
+
+    def keys_of_rows(key):
+        return jnp.concatenate([jax.random.split(key, num_seeds)] * num_settings)
+
+    keys_init = keys_of_rows(key_init)
+    values = {name: jnp.repeat(x, num_seeds, axis=0) for name, x in swept.items()}
+    if split == "envs":  # before jax refuses it in words of its own
+        placement.require_shareable(jax.eval_shape(jax.vmap(functions.init_row), keys_init, values).first.shape[1])
+    example = jax.eval_shape(functions.init, keys_init, values)
+    _report_replay(example.buffer, num_rows)
     # Everything is traced before anything is opened: what cannot run is refused here.
-    lowered = chunk.lower(example, 1)
+    batch = _Batch(functions, placement, example, parallel.mine(values), memory_limit)
     saver = None
     if checkpoint is not None:
-        measured = {} if evaluation is None else jax.eval_shape(evaluate, example.learner, keys_init)
+        measured = {} if evaluation is None else jax.eval_shape(functions.evaluate, example.learner, keys_init, values)
         settings = _settings(loop, key, cfg, num_steps, steps_per_chunk, num_seeds, evaluation)
         saver = _Saver(checkpoint, example, measured, settings)
 
@@ -410,46 +432,179 @@ def run(
             state, progress = saver.restore()
         begin -= progress.wall_s
         info = {
-            "num_seeds": num_seeds,
+            "num_seeds": num_rows,
             "num_steps": num_steps,
             "env_steps_per_step": loop.env_steps_per_step,
             "total_env_steps": num_steps * loop.env_steps_per_step,
             "resumed_at": progress.done * loop.env_steps_per_step if checkpoint and checkpoint.resume else None,
         }
+        sinks = sinks if parallel.is_first_process() else ()
         for sink in sinks:
             sink.start(info)
             at_the_end.callback(sink.close)
-        # Compiling is most of the time to a first result on a CPU. Initialisation runs once, so it is not optimised at
-        # all; the rest is about as fast with level 1 as with 3.
-        if state is None:
-            state = init.lower(keys_init).compile(_optimization_level(0))(keys_init)
-        compiled = lowered.compile(_optimization_level(1)) if progress.done < num_steps else None
+        if state is not None and progress.done == num_steps:
+            return state
+        batch.start(parallel.mine(keys_init), state)
+        del state  # the first chunk takes its memory
         with _first_signal() as stopped:
-            while progress.done < num_steps and not stopped.is_set():
-                assert compiled is not None
+            is_stopped = False
+            while progress.done < num_steps and not is_stopped:
                 num = min(steps_per_chunk, num_steps - progress.done)
-                state, metrics = compiled(state, num)
                 done, num_chunks = progress.done + num, progress.num_chunks + 1
-                if evaluation is not None and (num_chunks % evaluation.every == 0 or done == num_steps):
-                    keys = jax.random.split(jax.random.fold_in(key_eval, num_chunks), num_seeds)
-                    evaluated = evaluate(state.learner, keys)
-                    metrics = {**metrics, **evaluated}
-                    if saver is not None:
-                        saver.keep_best(state.learner, evaluated)
-                metrics = jax.tree.map(np.asarray, metrics)
+                is_evaluated = evaluation is not None and (num_chunks % evaluation.every == 0 or done == num_steps)
+                keys = parallel.mine(keys_of_rows(jax.random.fold_in(key_eval, num_chunks))) if is_evaluated else None
+                metrics = batch.advance(num, keys)
+                if saver is not None and is_evaluated:
+                    saver.keep_best(batch.join([piece.learner for piece in batch.pieces]), metrics)
+                metrics = parallel.gather(metrics)
                 progress = _Progress(done, num_chunks, time.perf_counter() - begin)
                 for sink in sinks:
                     sink.write(done * loop.env_steps_per_step, progress.wall_s, metrics)
-                if callback is not None and callback(done * loop.env_steps_per_step, metrics, state):
+                if callback is not None and callback(done * loop.env_steps_per_step, metrics, batch.state()):
                     stopped.set()
-                if saver is not None and saver.is_due():
-                    saver.save(state, progress, sinks)
+                is_stopped, is_due = parallel.agree(stopped.is_set(), saver is not None and saver.is_due())
+                if saver is not None and is_due:
+                    saver.save(batch.state(), progress, sinks)
             if saver is not None:
-                saver.save(state, progress, sinks)
+                saver.save(batch.state(), progress, sinks)
                 saver.wait()
     if progress.done < num_steps:
-        print(f"Stopped after {progress.done} of {num_steps} iterations; what was learnt until then is kept.")
-    return state
+        parallel.say(f"Stopped after {progress.done} of {num_steps} iterations; what was learnt until then is kept.")
+    return batch.state()
+
+
+def _swept(cfg: Any, axes: Any) -> dict[str, Array]:
+    """The values `[num_settings]` of each hyperparameter that `sweep` varies."""
+    names = [] if axes is None else [name for name in cfg.__dataclass_fields__ if _is_leaf(cfg, name)]
+    return {name: getattr(cfg, name) for name in names if getattr(axes, name) == 0}
+
+
+class _Functions:
+    """What `run` compiles, over rows: one for each seed of each setting.
+
+    `init(keys, swept) -> state`, `chunk(state, num, swept) -> (state, metrics)` and `evaluate(learners, keys, swept) ->
+    metrics`, where `swept` holds the hyperparameters that differ from row to row.
+    """
+
+    def __init__(self, loop: Loop, cfg: Any, evaluation: Evaluation, placement: parallel.Placement):
+        def config(swept):
+            return cfg.replace(**swept) if swept else cfg
+
+        def init(key, swept):
+            return loop.init(key, config(swept))
+
+        def play(state, key, swept):
+            env, learner = evaluation.env or loop.env, loop.algorithm(loop.env.spec, config(swept))
+            return evaluation_module.evaluate(env, learner, state, key, num_episodes=evaluation.num_episodes)
+
+        def chunk(state, num, swept):
+            return _make_chunk(loop, config(swept))(state, num)
+
+        self.init_row = init
+        state, rows, everywhere = placement.state, placement.rows, placement.everywhere
+        self.init = placement.jit(jax.vmap(init), (rows, rows), state)
+        # `num` is traced, so a last, shorter chunk needs no second compilation.
+        in_specs = state, everywhere, rows
+        self.chunk = placement.jit(jax.vmap(chunk, in_axes=(0, None, 0)), in_specs, (state, rows), donate_argnums=0)
+        options = _optimization_level(1)
+        self.evaluate = placement.jit(jax.vmap(play), (rows, rows, rows), rows, compiler_options=options)
+
+
+class _Batch:
+    """This process's rows on their way: in one piece that stays on the devices, or in several that take turns there."""
+
+    def __init__(self, functions: _Functions, placement: parallel.Placement, example: RunState, swept, memory_limit):
+        self._functions, self._placement, self._swept = functions, placement, swept
+        self._example = _resized(example, len(example.first) // jax.process_count())
+        self._lowered = functions.chunk.lower(self._example, 1, swept)
+        self._limit = memory_limit or 0.9 * parallel.memory_of(placement.devices)
+        self.pieces: list[RunState] = []
+
+    def start(self, keys: Array, state: RunState | None) -> None:
+        """Compiles, and begins with `state`, or anew."""
+        # Compiling is most of the time to a first result on a CPU. Initialisation runs once, so it is not optimised at
+        # all; the rest is about as fast with level 1 as with 3.
+        self._chunk, num = self._compile_what_fits()
+        put = self._placement.put
+        self._tables = [put(table, self._placement.rows) for table in self._cut(self._swept, num)]
+        if state is not None:
+            pieces = self._cut(state, num)
+            self.pieces = [put(pieces[0], self._placement.state)] if num == 1 else parallel.to_host(pieces)
+            return
+        init = None
+        for piece, table in zip(self._cut(keys, num), self._tables, strict=True):
+            piece = put(piece, self._placement.rows)
+            init = init or self._functions.init.lower(piece, table).compile(_optimization_level(0))
+            self.pieces.append(self._let_wait(init(piece, table)))
+
+    def advance(self, num: int, keys: Array | None) -> dict[str, np.ndarray]:
+        """`num` iterations of every row, and an evaluation if there are keys for it."""
+        measured = []
+        for i, (piece, table) in enumerate(zip(self.pieces, self._tables, strict=True)):
+            piece = self._placement.put(piece, self._placement.state) if len(self._tables) > 1 else piece
+            piece, metrics = self._chunk(piece, num, table)
+            if keys is not None:
+                key = self._placement.put(self._cut(keys, len(self._tables))[i], self._placement.rows)
+                metrics = metrics | self._functions.evaluate(piece.learner, key, table)
+            measured.append(jax.tree.map(np.asarray, metrics))
+            self.pieces[i] = self._let_wait(piece)
+        return jax.tree.map(lambda *x: np.concatenate(x), *measured)
+
+    def state(self) -> RunState:
+        """All rows of this process."""
+        return self.join(self.pieces)
+
+    def join(self, pieces: Sequence[Any]) -> Any:
+        """One tree out of those of the pieces."""
+        return pieces[0] if len(pieces) == 1 else jax.tree.map(lambda *x: jnp.concatenate(x), *pieces)
+
+    def _cut(self, tree: Any, num: int) -> list[Any]:
+        """`num` trees of equally many rows."""
+        size = len(self._example.first) // num
+        parts = [slice(i * size, (i + 1) * size) for i in range(num)]
+        return [tree] if num == 1 else [jax.tree.map(lambda x, part=part: x[part], tree) for part in parts]
+
+    def _let_wait(self, piece: RunState) -> RunState:
+        return parallel.to_host(piece) if len(self._tables) > 1 else piece
+
+    def _compile_what_fits(self) -> tuple[Any, int]:
+        """The chunk of the smallest number of pieces of which each fits, and that number."""
+        placement, num_rows = self._placement, len(self._example.first)
+        num_devices = len(placement.devices)
+        largest_cut = num_rows // (num_devices if placement.split == "seeds" else 1)
+        needed_whole = 0.0
+        for num in (num for num in range(1, largest_cut + 1) if largest_cut % num == 0):
+            if needed_whole / num > self._limit:
+                continue  # memory falls no faster than rows: this is not worth compiling
+            lowered = self._lowered
+            if num > 1:
+                one = _resized(self._example, num_rows // num), 1, self._cut(self._swept, num)[0]
+                lowered = self._functions.chunk.lower(*one)
+            compiled = lowered.compile(_optimization_level(1))
+            needed = parallel.memory_needed(compiled)
+            needed_whole = max(needed_whole, needed * num)
+            # The host of a CPU is the device: those that wait are in the way.
+            waiting = (num - 1) * _bytes(self._example) / num / num_devices if jax.default_backend() == "cpu" else 0
+            if needed + waiting <= self._limit:
+                if num > 1:
+                    parallel.say(
+                        f"{num_rows} seeds need {needed_whole / 2**20:,.1f} MiB of a device, which has "
+                        f"{self._limit / 2**20:,.1f} for them: they take turns, {num_rows // num} at a time."
+                    )
+                return compiled, num
+        raise ValueError(
+            f"A single seed needs {needed_whole / largest_cut / 2**20:,.1f} MiB of a device or more, which has "
+            f"{self._limit / 2**20:,.1f} for this run: lower num_envs, rollout_length or the buffer's capacity."
+        )
+
+
+def _resized(example: RunState, num_rows: int) -> RunState:
+    """The shapes for another number of rows."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((num_rows, *x.shape[1:]), x.dtype), example)
+
+
+def _bytes(tree: Any) -> int:
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
 def _make_chunk(loop: Loop, cfg: Any):
@@ -472,16 +627,6 @@ def _make_chunk(loop: Loop, cfg: Any):
     return chunk
 
 
-def _make_evaluate(loop: Loop, cfg: Any, evaluation: Evaluation):
-    """`evaluate(learners [num_seeds], keys [num_seeds])`."""
-    env, learner = evaluation.env or loop.env, loop.algorithm(loop.env.spec, cfg)
-
-    def play(state, key):
-        return evaluation_module.evaluate(env, learner, state, key, num_episodes=evaluation.num_episodes)
-
-    return jax.jit(jax.vmap(play), compiler_options=_optimization_level(1))
-
-
 def _optimization_level(level: int) -> dict[str, Any]:
     """Compiler options for a CPU, where XLA_FLAGS do not say it already."""
     is_said = "xla_backend_optimization_level" in os.environ.get("XLA_FLAGS", "")
@@ -493,14 +638,15 @@ def _report_replay(buffer: Any, num_seeds: int) -> None:
     needed, device = buffers.memory(buffer), jax.local_devices()[0]
     if not needed:
         return
-    stats = device.memory_stats() or {}  # None on a CPU
-    available = stats.get("bytes_limit", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    if needed > available:
+    # Seeds may take turns on an accelerator; in the end all of them must be somewhere.
+    at_once = num_seeds if device.platform == "cpu" else 1
+    available = parallel.memory_of([device])
+    if (least := needed * at_once / num_seeds) > available:
         raise ValueError(
-            f"Replay of {num_seeds} seeds takes {needed / 2**30:.1f} GiB, but {device.device_kind} has "
+            f"Replay of {at_once} seeds takes {least / 2**30:.1f} GiB, but {device.device_kind} has "
             f"{available / 2**30:.1f} GiB: lower the buffer's capacity or the number of seeds."
         )
-    print(f"Replay takes {needed / 2**20:,.1f} MiB for {num_seeds} seed{'s' if num_seeds > 1 else ''}.")
+    parallel.say(f"Replay takes {needed / 2**20:,.1f} MiB for {num_seeds} seed{'s' if num_seeds > 1 else ''}.")
 
 
 @contextlib.contextmanager
@@ -547,7 +693,10 @@ class _Saver:
             self._example["best"] = Best(learner=example.learner, score=measured[options.best])
         self._best: Best | None = None
         self._saved_at, self._saved_time = 0, time.monotonic()
-        self._writer = checkpoint_module.Writer(options.folder, keep=options.keep, resume=options.resume)
+        self._writer = None
+        if parallel.is_first_process():
+            self._writer = checkpoint_module.Writer(options.folder, keep=options.keep, resume=options.resume)
+        parallel.wait_for_all("the folder of checkpoints is there")
 
     def restore(self) -> tuple[RunState | None, _Progress]:
         """The last checkpoint, if the run does not begin here."""
@@ -556,13 +705,16 @@ class _Saver:
             return None, _Progress()
         info = checkpoint_module.describe(folder)["info"]
         _require_same(info["settings"], self._settings)
-        parts = {part: checkpoint_module.restore(folder, self._example[part], part=part) for part in info["parts"]}
+        parts = {
+            part: parallel.mine(checkpoint_module.restore(folder, self._example[part], part=part))
+            for part in info["parts"]
+        }
         self._best = parts.get("best")
         progress = _Progress(**info["progress"])
         self._saved_at = progress.done
         return parts["run"], progress
 
-    def keep_best(self, learner: TrainState, metrics: Metrics) -> None:
+    def keep_best(self, learner: TrainState, metrics: Mapping[str, Any]) -> None:
         new = Best(learner=learner, score=metrics[self._options.best])
         self._best = _better(self._best or new, new)
 
@@ -575,16 +727,19 @@ class _Saver:
             return
         for sink in sinks:  # first, so that no row before the checkpoint is ever missing
             sink.flush()
-        parts = {"run": state} if self._best is None else {"run": state, "best": self._best}
+        parts = parallel.gather({"run": state} if self._best is None else {"run": state, "best": self._best})
         info = {"settings": self._settings, "progress": progress._asdict(), "parts": list(parts)}
-        self._writer.save(progress.done, parts, info)
+        if self._writer is not None:
+            self._writer.save(progress.done, parts, info)
         self._saved_at, self._saved_time = progress.done, time.monotonic()
 
     def wait(self) -> None:
-        self._writer.wait()
+        if self._writer is not None:
+            self._writer.wait()
 
     def close(self) -> None:
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
 
 
 def _better(old: Best, new: Best) -> Best:
@@ -613,6 +768,7 @@ def _settings(loop, key, cfg, num_steps, steps_per_chunk, num_seeds, evaluation)
     }
     fields = dataclasses.fields(cfg) if dataclasses.is_dataclass(cfg) else ()
     settings |= {field.name: getattr(cfg, field.name) for field in fields}
+    settings |= {name: np.asarray(value).tolist() for name, value in settings.items() if isinstance(value, jax.Array)}
     return {name: str(getattr(value, "__name__", value)) for name, value in settings.items()}
 
 

@@ -306,7 +306,7 @@ def saved_run(tmp_path):
     facts |= {"env_kwargs": {"size": 3, "num_predators": 2, "num_prey": 1, "max_steps": 4}}
     facts |= {"config": {name: getattr(config, name) for name in config.__dataclass_fields__}}
     (tmp_path / "config.json").write_text(json.dumps(facts))
-    train.save_parameters(states.params, tmp_path / "params.safetensors")
+    jmarl.export.save_parameters(states.params, tmp_path / "params.safetensors")
     return tmp_path, states
 
 
@@ -330,8 +330,8 @@ def test_cross_play_from_the_command_line(saved_run, capsys):
 
 def test_other_parameters_are_refused(saved_run):
     folder, states = saved_run
-    train.save_parameters(jax.tree.map(lambda x: x[..., :1], states.params), folder / "params.safetensors")
-    with pytest.raises(UsageError, match="should have the shape"):
+    jmarl.export.save_parameters(jax.tree.map(lambda x: x[..., :1], states.params), folder / "params.safetensors")
+    with pytest.raises(UsageError, match="is expected here"):
         crossplay.load_run(folder)
     (folder / "params.safetensors").write_bytes(b"torn")
     with pytest.raises(UsageError, match="damaged"):

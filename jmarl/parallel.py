@@ -1,0 +1,177 @@
+"""Where a run is computed: its rows (one for each seed of each setting) over devices, in pieces, by several processes.
+
+Rows have nothing to say to each other, so each device computes its own without communication, and each process those of
+its own devices. Results are those of one device to float rounding: with fewer rows on a device, XLA may add in another
+order.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jmarl.types import RunState
+
+__all__ = ["gather", "use_cores"]
+
+
+def use_cores(num: int | None = None) -> int:
+    """Makes each core of a CPU a device, so that `run` spreads its seeds over them. Before anything else uses jax.
+
+    Args:
+      num: how many; by default the cores that this process may use.
+
+    Returns:
+      How many there are now.
+    """
+    if num is None:
+        num = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if num < 1:
+        raise ValueError(f"num={num} must be at least 1.")
+    with contextlib.suppress(RuntimeError):  # jax has started; maybe with this very number
+        jax.config.update("jax_num_cpu_devices", num)
+    if len(jax.local_devices(backend="cpu")) != num:
+        raise RuntimeError(
+            f"use_cores must come before the first use of jax in a process: it has "
+            f"{len(jax.local_devices(backend='cpu'))} CPU devices already, not {num}."
+        )
+    return num
+
+
+def gather(tree: Any) -> Any:
+    """Joins the rows of all processes, in their order: every process gets them all. A lone process has them already."""
+    if jax.process_count() == 1:
+        return tree
+
+    def join(x):
+        is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+        mine = np.asarray(jax.random.key_data(x) if is_key else x)
+        if not mine.size:
+            return np.zeros((mine.shape[0] * jax.process_count(), *mine.shape[1:]), mine.dtype)
+        joined = np.concatenate(multihost_utils.process_allgather(mine))
+        return jax.random.wrap_key_data(jnp.asarray(joined), impl=jax.random.key_impl(x)) if is_key else joined
+
+    return jax.tree.map(join, tree)  # leaf by leaf: no device has to hold more than one of them
+
+
+def is_first_process() -> bool:
+    """The one that writes files."""
+    return jax.process_index() == 0
+
+
+def say(sentence: str) -> None:
+    """Once, not once for each process."""
+    if is_first_process():
+        print(sentence)
+
+
+def wait_for_all(name: str) -> None:
+    """Returns once every process is here."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(name)
+
+
+def mine(tree: Any) -> Any:
+    """This process's rows out of those of all processes."""
+    num, i = jax.process_count(), jax.process_index()
+    return tree if num == 1 else jax.tree.map(lambda x: x[i * len(x) // num : (i + 1) * len(x) // num], tree)
+
+
+def choose_devices(devices: int | Sequence[jax.Device] | None, num_rows: int, split: str) -> list[jax.Device]:
+    """This process's devices for `num_rows` rows of all processes; see `jmarl.run`."""
+    if split not in ("seeds", "envs"):
+        raise ValueError(f"split={split!r} is not known: choose 'seeds' or 'envs'.")
+    num_processes = jax.process_count()
+    if num_rows % num_processes:
+        raise ValueError(f"{num_rows} seeds cannot be shared equally by {num_processes} processes: choose a multiple.")
+    rows, local = num_rows // num_processes, jax.local_devices()
+    if devices is None:
+        return local[: max(n for n in range(1, len(local) + 1) if split == "envs" or rows % n == 0)]
+    if isinstance(devices, int) and not 1 <= devices <= len(local):
+        raise ValueError(f"devices={devices}, but there are {len(local)}: choose 1 to {len(local)}.")
+    chosen = local[:devices] if isinstance(devices, int) else list(devices)
+    if split == "seeds" and rows % len(chosen):
+        raise ValueError(
+            f"{rows} seeds cannot be shared equally by {len(chosen)} devices: choose a multiple, or fewer devices."
+        )
+    return chosen
+
+
+class Placement:
+    """What lies on which device. `split` names the axis that is cut: that of seeds, or that of environments."""
+
+    def __init__(self, devices: Sequence[jax.Device], split: str = "seeds"):
+        self.devices, self.split = devices, split
+        self.mesh = jax.sharding.Mesh(np.array(devices), ("devices",))  # automatic axes: jitted environments need them
+        everywhere, rows = PartitionSpec(), PartitionSpec("devices")
+        if split == "seeds":
+            self.everywhere, self.rows, self.state = everywhere, rows, rows  # type: Any, Any, Any
+        else:  # the learner is on every device, and the compiler adds up the gradients
+            envs: Any = PartitionSpec(None, "devices")
+            self.everywhere, self.rows = everywhere, everywhere
+            self.state = RunState(
+                learner=everywhere,  # type: ignore[arg-type]
+                env_state=envs,
+                obs=envs,
+                first=envs,
+                carry=envs,
+                buffer=everywhere,
+                episodes=envs,
+                key=everywhere,  # type: ignore[arg-type]
+            )
+
+    def require_shareable(self, num_envs: int) -> None:
+        """Refuses environments that the devices cannot share equally."""
+        if self.split == "envs" and num_envs % len(self.devices):
+            raise ValueError(
+                f"num_envs={num_envs} cannot be shared equally by {len(self.devices)} devices: choose a multiple."
+            )
+
+    def jit(self, function: Callable, in_specs: tuple, out_specs: Any, **options: Any) -> Any:
+        """A batched function with every argument and result in its place."""
+        if self.split == "seeds" and len(self.devices) > 1:
+            function = jax.shard_map(function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+        shardings = self._shardings((in_specs, out_specs))
+        return jax.jit(function, in_shardings=shardings[0], out_shardings=shardings[1], **options)
+
+    def put(self, tree: Any, specs: Any) -> Any:
+        """Onto the devices."""
+        return jax.device_put(tree, self._shardings(specs))
+
+    def _shardings(self, specs: Any) -> Any:
+        is_spec = lambda x: isinstance(x, PartitionSpec)  # noqa: E731
+        return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), specs, is_leaf=is_spec)
+
+
+def to_host(tree: Any) -> Any:
+    """Into the host's memory, where rows wait for their turn."""
+    return jax.device_put(tree, jax.local_devices(backend="cpu")[0])
+
+
+def memory_of(devices: Sequence[jax.Device]) -> float:
+    """Bytes that each of these has. CPU devices share the machine's."""
+    stats = devices[0].memory_stats() or {}  # None on a CPU
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return float(stats.get("bytes_limit", machine / len(devices)))
+
+
+def memory_needed(compiled: Any) -> int:
+    """Bytes on each device for the arguments, results and intermediate values of a compiled function."""
+    memory = compiled.memory_analysis()
+    if memory is None:
+        return 0
+    used = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
+    return used - memory.alias_size_in_bytes
+
+
+def agree(*flags: bool) -> list[bool]:
+    """Each flag, or whether any process has it."""
+    if jax.process_count() == 1:
+        return list(flags)
+    return [bool(x) for x in np.any(multihost_utils.process_allgather(np.array(flags)).reshape(-1, len(flags)), axis=0)]

@@ -1,0 +1,178 @@
+"""One run on many devices, in pieces, by several processes: the same numbers as on one device, all at once, by one."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jmarl
+from jmarl import buffers, envs
+
+if __name__ == "__main__" and sys.argv[1] == "one_of_two":  # before anything uses jax
+    index, port = sys.argv.pop(-2), sys.argv.pop(-1)
+    jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=int(index))
+
+MEMORY = envs.probe("memory", num_agents=2, num_steps=3)  # the start state is drawn, so keys matter
+SMALL = {"hidden_sizes": (8,), "learning_rate": 1e-2}
+PPO = jmarl.PPOConfig(**SMALL, num_epochs=1, num_minibatches=2, recurrent=True, cell_size=4)
+MAPPO = jmarl.on_policy(MEMORY, jmarl.mappo, num_envs=8, rollout_length=4)
+QMIX = jmarl.off_policy(
+    MEMORY, jmarl.qmix, buffer=buffers.uniform(64, 8), num_envs=4, rollout_length=4, warmup_steps=16
+)
+CASES = {"mappo": (MAPPO, PPO), "qmix": (QMIX, jmarl.QConfig(**SMALL))}
+
+
+def train(name="mappo", **changes):
+    """The final state and all rows of metrics."""
+    rows = []
+    sink = jmarl.logging.Sink(lambda info: None, lambda *row: rows.append(row[2]), lambda: None)
+    options = {"num_seeds": 8, "evaluation": jmarl.Evaluation(num_episodes=3, every=2), "sinks": [sink]}
+    loop, cfg = CASES[name]
+    cfg = changes.pop("cfg", cfg)
+    state = jmarl.run(loop, jax.random.key(0), cfg, num_steps=6, steps_per_chunk=2, **options | changes)
+    return state, rows
+
+
+def require_close(one, other, **tolerance):
+    """To float rounding, by default of a few iterations of learning; keys and counters exactly."""
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    for (place, x), y in zip(jax.tree_util.tree_leaves_with_path(one), jax.tree.leaves(other), strict=True):
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            x, y = jax.random.key_data(x), jax.random.key_data(y)
+        name = jax.tree_util.keystr(place)
+        np.testing.assert_allclose(x, y, err_msg=name, **{"rtol": 1e-5, "atol": 1e-5} | tolerance)
+
+
+# ----------------------------------------------------------------------------------- with eight devices of the host
+
+
+def seeds_of_mappo():
+    compare_with_one_device("mappo")
+
+
+def seeds_of_qmix():
+    compare_with_one_device("qmix")
+
+
+def compare_with_one_device(name):
+    state, rows = train(name)
+    one, one_rows = train(name, devices=1)
+    assert len(state.first.sharding.device_set) == 8 and len(one.first.sharding.device_set) == 1
+    require_close(state, one)
+    require_close(rows, one_rows)
+
+
+def environments_of_one_run():
+    state, rows = train(num_seeds=1, split="envs")
+    assert len(state.first.sharding.device_set) == 8 and len(state.first.addressable_shards[0].data[0]) == 1
+    one, one_rows = train(num_seeds=1, devices=1)
+    require_close(state, one)
+    require_close(rows, one_rows)
+
+
+def checkpoints():
+    whole, _ = train(devices=1)
+    with tempfile.TemporaryDirectory() as folder:
+        save = jmarl.Checkpointing(Path(folder) / "checkpoints")
+        train(checkpoint=save, callback=lambda *_: True)  # one chunk of three
+        train(checkpoint=save._replace(resume=True), callback=lambda *_: True, devices=jax.devices()[3:5])
+        state, _ = train(checkpoint=save._replace(resume=True))
+    assert len(state.first.sharding.device_set) == 8
+    require_close(state, whole)
+
+
+def refusals():
+    for arguments, sentence in [
+        ({"devices": 9}, "devices=9, but there are 8: choose 1 to 8"),
+        ({"devices": 3}, "8 seeds cannot be shared equally by 3 devices"),
+        ({"split": "agents"}, "split='agents' is not known"),
+        ({"split": "envs", "devices": 3}, "num_envs=8 cannot be shared equally by 3 devices"),
+    ]:
+        with pytest.raises(ValueError, match=sentence):
+            train(**arguments)
+    assert [len(jmarl.parallel.choose_devices(None, seeds, "seeds")) for seeds in (1, 3, 9, 12, 16)] == [1, 3, 3, 6, 8]
+    assert jmarl.use_cores(8) == 8
+    with pytest.raises(
+        RuntimeError, match=r"use_cores must come before the first use of jax.* 8 CPU devices already, not 2"
+    ):
+        jmarl.use_cores(2)
+
+
+ON_EIGHT = [seeds_of_mappo, seeds_of_qmix, environments_of_one_run, checkpoints, refusals]
+
+
+def in_a_process(*words, **variables):
+    paths = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.Popen(
+        [sys.executable, __file__, *words], env=os.environ | paths | variables, stdout=subprocess.PIPE, text=True
+    )
+
+
+@pytest.fixture(scope="module")
+def outcomes():
+    flags = os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=8"
+    with in_a_process("eight", XLA_FLAGS=flags) as process:
+        return json.loads(process.communicate(timeout=600)[0].splitlines()[-1])
+
+
+@pytest.mark.parametrize("name", [check.__name__ for check in ON_EIGHT])
+def test_on_eight_devices(outcomes, name):
+    assert outcomes[name] == "ok"
+
+
+def eight():
+    outcomes = {}
+    for check in ON_EIGHT:
+        try:
+            check()
+            outcomes[check.__name__] = "ok"
+        except Exception:
+            outcomes[check.__name__] = traceback.format_exc()
+    print(json.dumps(outcomes))
+
+
+# ------------------------------------------------------------------------------------------------ by two processes
+
+
+def one_of_two(folder):
+    """A process that is stopped after the first chunk, and then goes on."""
+    state, _ = train_in(Path(folder), callback=lambda *_: True)
+    assert len(state.first) == 4  # its own seeds
+    train_in(Path(folder), resume=True)
+
+
+def train_in(folder, *, resume=False, **changes):
+    files = [jmarl.logging.csv_file(folder / "metrics.csv"), jmarl.logging.json_file(folder / "metrics.json")]
+    save = jmarl.Checkpointing(folder / "checkpoints", resume=resume)
+    return train(sinks=files, checkpoint=save, **changes)
+
+
+def test_two_processes_equal_one(tmp_path):
+    (tmp_path / "two").mkdir()
+    (tmp_path / "one").mkdir()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    processes = [in_a_process("one_of_two", str(tmp_path / "two"), str(i), port) for i in range(2)]
+    outputs = [process.communicate(timeout=300)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert outputs[0].count("Stopped after 2 of 6") == 1 and "Stopped" not in outputs[1]
+    state, _ = train_in(tmp_path / "one")
+    require_close(train_in(tmp_path / "two", resume=True)[0], state)  # it is complete: this only reads
+    series = [json.loads((tmp_path / name / "metrics.json").read_text()) for name in ("one", "two")]
+    assert series[0]["env_steps"] == series[1]["env_steps"] == [64, 128, 192]
+    one, two = (np.array(list(x["metrics"].values()), float) for x in series)
+    np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-5)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,97 @@
+"""Sweeps: settings side by side equal runs of their own, in one piece or in several."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import jmarl
+import plotting
+import report
+import train
+from jmarl import envs
+
+CFG = jmarl.PPOConfig(hidden_sizes=(8,), num_epochs=1, num_minibatches=2)
+LOOP = jmarl.on_policy(envs.probe("memory", num_agents=2, num_steps=3), jmarl.ippo, num_envs=16, rollout_length=256)
+TINY = "ippo --env CartPole-v1 --num-envs 2 --rollout-length 8 --total-steps 64 --log-every 1 --no-gif --seeds 2"
+TINY += " --hidden-sizes 8 --num-epochs 1 --num-minibatches 1 --eval-episodes 2"
+
+
+def learn(cfg, **options):
+    """The learners and all rows of metrics."""
+    rows = []
+    sink = jmarl.logging.Sink(lambda info: None, lambda *row: rows.append(row[2]), lambda: None)
+    evaluation = jmarl.Evaluation(num_episodes=2, every=2)
+    options = {"num_seeds": 2, "sinks": [sink], "evaluation": evaluation} | options
+    state = jmarl.run(LOOP, jax.random.key(0), cfg, num_steps=4, steps_per_chunk=2, **options)
+    return state.learner, rows
+
+
+def require_close(one, other):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5), one, other)
+
+
+@pytest.fixture(scope="module")
+def swept():
+    cfgs, axes = jmarl.sweep(CFG, learning_rate=[1e-4, 1e-2], gamma=[0.9, 0.5])
+    return cfgs, axes, learn(cfgs, sweep_axes=axes)
+
+
+def test_each_setting_equals_a_run_of_its_own(swept):
+    own = learn(CFG.replace(learning_rate=1e-2, gamma=0.5))
+    require_close(jax.tree.map(lambda x: x[2:], swept[2]), own)
+
+
+def test_what_does_not_fit_is_done_in_pieces(swept, capsys, tmp_path):
+    cfgs, axes, whole = swept
+    with pytest.raises(ValueError, match=r"A single seed needs .* which has 0.0 for this run: lower num_envs") as error:
+        learn(cfgs, sweep_axes=axes, memory_limit=1)
+    needed = 4 * 2**20 * float(str(error.value).split()[4])
+    for share, at_a_time in {0.7: 2, 0.4: 1}.items():
+        stopped = jmarl.Checkpointing(tmp_path / str(at_a_time))
+        options = {"sweep_axes": axes, "memory_limit": int(share * needed)}
+        require_close(learn(cfgs, **options, checkpoint=stopped), whole)
+        assert f"for them: they take turns, {at_a_time} at a time." in capsys.readouterr().out
+
+
+def test_pieces_are_resumed_in_one_piece_and_the_other_way_round(swept, tmp_path):
+    cfgs, axes, whole = swept
+    save = jmarl.Checkpointing(tmp_path / "checkpoints")
+    learn(cfgs, sweep_axes=axes, memory_limit=3 * 2**20, checkpoint=save, callback=lambda *_: True)
+    learner, rows = learn(cfgs, sweep_axes=axes, checkpoint=save._replace(resume=True))
+    require_close((learner, rows), (whole[0], whole[1][1:]))
+
+
+def test_the_script_leaves_a_run_folder_for_each_setting(tmp_path, capsys):
+    words = f"{TINY} --sweep learning_rate=1e-3,1e-2 hidden-sizes=8,4+4 --run-dir {tmp_path / 'sweep'}"
+    assert train.main(words.split()) == tmp_path / "sweep"
+    out = capsys.readouterr().out
+    assert "4 settings of 2 seeds in 2 compilations" in out
+    names = [f"learning-rate={rate}-hidden-sizes={sizes}" for rate in ("1e-3", "1e-2") for sizes in ("8", "4+4")]
+    assert "return_sum at the end" in out and out.count(" to ") == 4
+    assert sorted(path.name for path in (tmp_path / "sweep").iterdir()) == sorted(names)
+
+    folder = tmp_path / "sweep" / names[3]
+    facts = json.loads((folder / "config.json").read_text())
+    assert (facts["config"]["learning_rate"], facts["config"]["hidden_sizes"], facts["seeds"]) == (1e-2, [4, 4], 2)
+    own = train.main([*facts["command"].split()[2:], "--run-dir", str(tmp_path / "own"), "--absolute-episodes", "0"])
+    for name, values in plotting.load_metrics(own)[1].items():
+        np.testing.assert_allclose(plotting.load_metrics(folder)[1][name], values, rtol=1e-5, atol=1e-5)
+    assert report.read_run(folder, "eval/return_sum")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--sweep", "--sweep takes NAME=VALUE,VALUE"),
+        ("--sweep gamma", "--sweep takes NAME=VALUE,VALUE, such as learning-rate=1e-4,1e-3, not 'gamma'"),
+        ("--sweep gama=0.9,0.8", "--gamma"),
+        ("--devices some", "--devices takes a number or the word cores, not 'some'"),
+    ],
+)
+def test_the_script_refuses_what_it_does_not_understand(words, sentence, capsys, tmp_path):
+    with pytest.raises(SystemExit) as error:
+        train.main([*TINY.split(), *words.split(), "--run-dir", str(tmp_path / "run")])
+    assert error.value.code == 2 and sentence in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
