@@ -16,7 +16,7 @@ demo: $(VENV)/.installed-bench
 	@$(BIN)/python benchmarks/demo.py
 
 test: lint
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

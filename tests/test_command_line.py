@@ -132,7 +132,7 @@ def test_bad_values_are_refused_in_one_sentence_and_leave_no_folder(words, sente
 def test_a_tiny_run_leaves_everything_behind(tmp_path, capsys):
     folder = tmp_path / "run"
     words = ["mappo", "--env", "MPE_simple_v3", *TINY, "--num-envs", "4", "--rollout-length", "26", "--seeds", "2"]
-    words += ["--total-steps", "208", "--eval-episodes", "2", "--run-dir", str(folder)]
+    words += ["--total-steps", "208", "--eval-episodes", "2", "--absolute-episodes", "0", "--run-dir", str(folder)]
     assert train.main(words) == folder
     assert {path.name for path in folder.iterdir()} == {
         *("config.json", "metrics.csv", "metrics.json", "learning_curve.png", "trained.gif", "params.safetensors"),
@@ -170,7 +170,7 @@ def test_a_tiny_run_with_replay(tmp_path, capsys):
     folder = tmp_path / "run"
     words = ["vdn", *PREY, *REPLAY, "--hidden-sizes", "8", "--recurrent", "--cell-size", "4", "--sequence-length", "4"]
     words += ["--buffer-size", "64", "--batch-size", "4", "--prioritized", "--seeds", "2", "--total-steps", "32"]
-    assert train.main([*words, "--eval-episodes", "2", "--run-dir", str(folder)]) == folder
+    assert train.main([*words, "--eval-episodes", "2", "--absolute-episodes", "0", "--run-dir", str(folder)]) == folder
     config = json.loads((folder / "config.json").read_text())
     assert (config["buffer_size"], config["prioritized"], config["config"]["num_updates"]) == (64, True, 2 * 2)
     assert "Replay takes" in capsys.readouterr().out

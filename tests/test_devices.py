@@ -23,7 +23,7 @@ if __name__ == "__main__" and sys.argv[1] == "one_of_two":  # before anything us
 
 MEMORY = envs.probe("memory", num_agents=2, num_steps=3)  # the start state is drawn, so keys matter
 SMALL = {"hidden_sizes": (8,), "learning_rate": 1e-2}
-PPO = jmarl.PPOConfig(**SMALL, num_epochs=1, num_minibatches=2, recurrent=True, cell_size=4)
+PPO = jmarl.PPOConfig(**SMALL, num_epochs=1, num_minibatches=2)
 MAPPO = jmarl.on_policy(MEMORY, jmarl.mappo, num_envs=8, rollout_length=4)
 QMIX = jmarl.off_policy(
     MEMORY, jmarl.qmix, buffer=buffers.uniform(64, 8), num_envs=4, rollout_length=4, warmup_steps=16

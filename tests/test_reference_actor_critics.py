@@ -129,8 +129,10 @@ def start(init, params, target_params, dtype):
     return jax.tree.map(lambda x: x.astype(dtype) if x.dtype.kind == "f" else x, state)
 
 
-def gradients(loss, params, name):
-    return jax.jit(jax.grad(lambda part: loss({**params, name: part})[0]))(params[name])
+def slopes(critic_loss, actor_loss, nets, cfg):
+    """Compiled gradients of both losses with respect to all parameters."""
+    options = {"nets": nets, "cfg": cfg}
+    return [jax.jit(jax.grad(lambda *x, loss=loss: loss(*x, **options)[0])) for loss in (critic_loss, actor_loss)]
 
 
 def squeeze(x, like):
@@ -147,6 +149,7 @@ def check_ddpg(z, variant, reference, target_reference, cfg, dtype, *, env_spec,
     sizes = critic_sizes(env_spec, z)
     state = start(init, to_params(reference, sizes), to_params(target_reference, sizes), dtype)
     update = jax.jit(update)
+    critic_slope, actor_slope = slopes(ddpg.ddpg_critic_loss, ddpg.ddpg_actor_loss, nets, cfg)
     prefix = f"{variant}/" if variant else ""
     for k in range(len(z["in/obs"])):
         batch, smoothing = batch_of(z, k), None if noise is None else noise_of(z, noise, k)
@@ -164,14 +167,10 @@ def check_ddpg(z, variant, reference, target_reference, cfg, dtype, *, env_spec,
             assert_close(metrics["loss/critic_grad_norm"], z[f"{out}/grad_norm_critic"], dtype, loose)
         if f"{out}/grad_norm_actor" in z:
             assert_close(metrics["loss/actor_grad_norm"], z[f"{out}/grad_norm_actor"], dtype, later(k + 1, dtype, kind))
-        critic_loss = lambda p, s=before, b=batch, n=smoothing: ddpg.ddpg_critic_loss(  # noqa: E731
-            p, s.target_params, b, n, nets=nets, cfg=cfg
-        )
-        actor_loss = lambda p, b=batch: ddpg.ddpg_actor_loss(p, b, None, nets=nets, cfg=cfg)  # noqa: E731
         new_critic = {**before.params, "critic": state.params["critic"]}
-        check_gradients(
-            z, f"grad/{prefix}step{k}", sizes, dtype, (critic_loss, before.params), (actor_loss, new_critic)
-        )
+        critic = lambda s=before, b=batch, n=smoothing: critic_slope(s.params, s.target_params, b, n)  # noqa: E731
+        actor = lambda p=new_critic, b=batch: actor_slope(p, b, None)  # noqa: E731
+        check_gradients(z, f"grad/{prefix}step{k}", sizes, dtype, critic, actor)
         check_after(z, f"after/{prefix}step{k}", state, sizes, dtype, kind)
     return state
 
@@ -190,9 +189,9 @@ def check_gradients(z, prefix, sizes, dtype, critic, actor, normal_actor=False):
     if not any(name.startswith(f"{prefix}/critic") for name in z):
         return
     reference = to_params(tree(z, prefix), sizes, normal_actor)
-    assert_close(as_dict(gradients(*critic, "critic")), as_dict(reference["critic"]), dtype, "gradient")
+    assert_close(as_dict(critic()["critic"]), as_dict(reference["critic"]), dtype, "gradient")
     if "actor" in reference:
-        assert_close(gradients(*actor, "actor"), reference["actor"], dtype, "gradient")
+        assert_close(actor()["actor"], reference["actor"], dtype, "gradient")
 
 
 def check_after(z, prefix, state, sizes, dtype, kind, normal_actor=False):
@@ -279,6 +278,7 @@ def check_sac(z, variant, cfg, dtype, *, normal_actor=True, kind="parameter"):
     params, targets = (to_params(tree(z, p), sizes, normal_actor) for p in ("param", "target_param"))
     targets = {name: targets[name] for name in (("actor", "critic") if cfg.target_actor else ("critic",))}
     state = start(init, params, targets, dtype)
+    critic_slope, actor_slope = slopes(sac.sac_critic_loss, sac.sac_actor_loss, nets, cfg)
     has_steps = any(name.startswith(f"out/{variant}/step0/") for name in z)
     for k in range(len(z["in/obs"])):
         batch, next_noise, noise = batch_of(z, k), noise_of(z, "eps_next", k), noise_of(z, "eps", k)
@@ -303,16 +303,12 @@ def check_sac(z, variant, cfg, dtype, *, normal_actor=True, kind="parameter"):
             assert_close(state.params["log_alpha"][None], z[f"out/{at}/log_alpha_after"], dtype, "parameter")
         if k == 0:
             check_policy(z, at, nets, before, batch, noise, dtype)
-            critic_loss = lambda p, s=before, b=batch, n=next_noise: sac.sac_critic_loss(  # noqa: E731
-                p, s.target_params, b, n, nets=nets, cfg=cfg
-            )
-            actor_loss = lambda p, b=batch, n=noise: sac.sac_actor_loss(p, b, n, nets=nets, cfg=cfg)  # noqa: E731
-            at_critic, at_actor = dict(before.params), dict(before.params)
+            at_actor = dict(before.params)
             if cfg.update_order == "critic_first":
                 at_actor["critic"] = state.params["critic"]
-            check_gradients(
-                z, f"grad/{at}", sizes, dtype, (critic_loss, at_critic), (actor_loss, at_actor), normal_actor
-            )
+            critic = lambda s=before, b=batch, n=next_noise: critic_slope(s.params, s.target_params, b, n)  # noqa: E731
+            actor = lambda p=at_actor, b=batch, n=noise: actor_slope(p, b, n)  # noqa: E731
+            check_gradients(z, f"grad/{at}", sizes, dtype, critic, actor, normal_actor)
         check_after(z, f"after/{at}", state, sizes, dtype, kind, normal_actor)
 
 
