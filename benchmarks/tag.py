@@ -16,8 +16,8 @@ import numpy as np
 
 import jmarl
 from command_line import usage_errors
-from crossplay import load_run
 from jmarl.evaluation import evaluate, teams
+from runs import load_run
 
 EPISODES = 200
 REWARD = 10.0  # of each adversary, whoever makes the catch

@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from flax import struct
 from jaxtyping import Array
 
@@ -182,8 +181,7 @@ def iddpg(spec: EnvSpec, cfg: DDPGConfig, nets: DDPGNets | None = None) -> Learn
     code = nets.code
     noise_scale = optim.schedule(cfg.noise_schedule, cfg.noise_start, cfg.noise_end, cfg.noise_steps)
     init, update_with = training(nets, cfg)
-    actor_step, critic_step = networks.one_step(nets.actor), networks.one_step(nets.critic)
-    has_memory = bool(jax.tree.leaves(jax.eval_shape(lambda: nets.critic.init_carry((1,)))))
+    actor_step, critic_memory = networks.one_step(nets.actor), replayed.critic_memory(nets, cfg)
     keeps_noise = cfg.noise == "ornstein_uhlenbeck" and not code.is_discrete
 
     def init_carry(batch_shape):
@@ -209,12 +207,8 @@ def iddpg(spec: EnvSpec, cfg: DDPGConfig, nets: DDPGNets | None = None) -> Learn
             anything = jax.random.uniform(key_random, output.shape, minval=-1.0, maxval=1.0)
             action = code.decode(jnp.where(is_random, anything, chosen))
         before = {"actor": carry["actor"], "critic": carry["critic"]}
-        after: dict[str, Any] = {"actor": memory, "critic": carry["critic"], "noise": noise}
-        if has_memory:
-            coded = code.encode(action)
-            features = replayed.action_features(cfg, coded, coded)
-            after["critic"], _ = critic_step(state.params["critic"], carry["critic"], (obs, features), first)
-        return action, after, before
+        critic = critic_memory(state.params["critic"], carry["critic"], obs, action, first)
+        return action, {"actor": memory, "critic": critic, "noise": noise}, before
 
     def greedy(state, carry, obs, first):
         memory, output = actor_step(state.params["actor"], carry["actor"], obs, first)
@@ -282,10 +276,10 @@ def training(nets: DDPGNets, cfg: DDPGConfig):
 
     def improve(name, params, opt_state, loss):
         """One optimiser step of the actors or the critics."""
-        grads, metrics = jax.grad(lambda part: loss({**params, name: part}), has_aux=True)(params[name])
-        updates, new = optimizers[name].update(grads, opt_state[name], params[name])
-        params = {**params, name: optax.apply_updates(params[name], updates)}
-        return params, {**opt_state, name: new}, {**metrics, f"loss/{name}_grad_norm": optax.global_norm(grads)}
+        part, new, metrics, norm = replayed.improve(
+            optimizers[name], params[name], opt_state[name], lambda part: loss({**params, name: part})
+        )
+        return {**params, name: part}, {**opt_state, name: new}, {**metrics, f"loss/{name}_grad_norm": norm}
 
     def update(state, batch, target_noise, actor_noise):
         def critic_loss(params):
@@ -297,14 +291,14 @@ def training(nets: DDPGNets, cfg: DDPGConfig):
         step = state.step + 1
         params, opt_state, metrics = improve("critic", state.params, state.opt_state, critic_loss)
         new_params, new_opt_state, actor_metrics = improve("actor", params, opt_state, actor_loss)
-        target_params = optax.incremental_update(new_params, state.target_params, cfg.tau)
         if cfg.policy_delay > 1:
             # Not a `cond`: seeds are vmapped, and then both branches run anyway.
-            new_params, new_opt_state, target_params = jax.tree.map(
+            new_params, new_opt_state = jax.tree.map(
                 lambda new, old: jnp.where(step % cfg.policy_delay == 0, new, old),
-                (new_params, new_opt_state, target_params),
-                (params, opt_state, state.target_params),
+                (new_params, new_opt_state),
+                (params, opt_state),
             )
+        target_params = replayed.update_target(state.target_params, new_params, step, cfg.policy_delay, cfg.tau)
         metrics = {**metrics, **actor_metrics, "learning_rate": jnp.asarray(critic_rate(step), jnp.float32)}
         return state.replace(
             params=new_params, target_params=target_params, opt_state=new_opt_state, step=step

@@ -202,6 +202,26 @@ class Inputs(NamedTuple):
         return jax.tree.map(lambda leaf: jax.lax.slice_in_dim(leaf, 1, None, axis=time_axis), out)
 
 
+def critic_memory(nets: Any, cfg: Any, features: Callable[[Any, Array, Array], Array] = action_features):
+    """`(params, carry, obs, action, first) -> carry`: what critics remember after a step; nothing without memory."""
+    if not jax.tree.leaves(jax.eval_shape(lambda: nets.critic.init_carry((1,)))):
+        return lambda params, carry, obs, action, first: carry
+    step = networks.one_step(nets.critic)
+
+    def remember(params, carry, obs, action, first):
+        coded = nets.code.encode(action)
+        return step(params, carry, (obs, features(cfg, coded, coded)), first)[0]
+
+    return remember
+
+
+def improve(optimizer: optax.GradientTransformation, params: Params, opt_state: Any, loss: Any):
+    """One optimiser step on `loss(params) -> (scalar, aux)`: new parameters and state, aux, norm of the gradient."""
+    grads, aux = jax.grad(loss, has_aux=True)(params)
+    updates, opt_state = optimizer.update(grads, opt_state, params)
+    return optax.apply_updates(params, updates), opt_state, aux, optax.global_norm(grads)
+
+
 def rewards(steps: Transition, kind: str | None) -> Array:
     """Rewards of the agents, or with "sum" and "mean" those of the team for each, `[L, M, N]`."""
     if kind in (None, "individual"):

@@ -201,8 +201,7 @@ def isac(spec: EnvSpec, cfg: SACConfig, nets: SACNets | None = None) -> Learner:
     nets = default_nets(spec, cfg) if nets is None else nets
     code = nets.code
     init, update_with = training(spec, nets, cfg)
-    actor_step, critic_step = networks.one_step(nets.actor), networks.one_step(nets.critic)
-    has_memory = bool(jax.tree.leaves(jax.eval_shape(lambda: nets.critic.init_carry((1,)))))
+    actor_step, critic_memory = networks.one_step(nets.actor), replayed.critic_memory(nets, cfg, _features(nets))
 
     def init_carry(batch_shape):
         return {"actor": nets.actor.init_carry(batch_shape), "critic": nets.critic.init_carry(batch_shape)}
@@ -218,13 +217,8 @@ def isac(spec: EnvSpec, cfg: SACConfig, nets: SACNets | None = None) -> Learner:
             chosen = policy.sample(seed=key_action)
             anything = jax.random.uniform(key_random, chosen.shape, minval=-1.0, maxval=1.0)
             action = code.decode(jnp.where(is_random, anything, chosen))
-        after = {"actor": memory, "critic": carry["critic"]}
-        if has_memory:
-            coded = code.encode(action)
-            after["critic"], _ = critic_step(
-                state.params["critic"], carry["critic"], (obs, _features(nets)(cfg, coded, coded)), first
-            )
-        return action, after, carry
+        critic = critic_memory(state.params["critic"], carry["critic"], obs, action, first)
+        return action, {"actor": memory, "critic": critic}, carry
 
     def greedy(state, carry, obs, first):
         memory, output = actor_step(state.params["actor"], carry["actor"], obs, first)
@@ -335,10 +329,9 @@ def training(spec: EnvSpec, nets: SACNets, cfg: SACConfig):
 
         def improve(name, loss, read):
             """One optimiser step of one part; `read` are the parameters that its loss reads beside it."""
-            grads, aux = jax.grad(loss, has_aux=True)(params[name], read)
-            updates, opt_state[name] = optimizers[name].update(grads, opt_state[name], params[name])
-            params[name] = optax.apply_updates(params[name], updates)
-            metrics[f"loss/{name}_grad_norm"] = optax.global_norm(grads)
+            params[name], opt_state[name], aux, metrics[f"loss/{name}_grad_norm"] = replayed.improve(
+                optimizers[name], params[name], opt_state[name], lambda part: loss(part, read)
+            )
             return aux
 
         params, opt_state, metrics = dict(state.params), dict(state.opt_state), {}
