@@ -37,7 +37,7 @@ def load_run(folder: Path, *, best: bool = False) -> tuple[Env, Learner, TrainSt
     facts = read_config(folder)
     try:
         default = presets.for_environment(facts["algorithm"], facts["env"]).config
-        settings = {name: _as_tuple(value) for name, value in facts["config"].items()}
+        settings = {name: as_tuple(value) for name, value in facts["config"].items()}
         env = jmarl.make(facts["env"], **{k: v for k, v in facts["env_kwargs"].items() if k != "shaped_reward"})
         learner = ALGORITHMS[facts["algorithm"]](env.spec, default.replace(**settings))
         num_seeds = facts["seeds"]
@@ -78,6 +78,6 @@ def _env_steps(folder: Path, facts: dict[str, Any]) -> int:
     return env_steps + math.ceil(facts.get("warmup_steps", 0) / per_round) * per_round
 
 
-def _as_tuple(value: Any) -> Any:
+def as_tuple(value: Any) -> Any:
     """Lists of a JSON file are tuples in a config."""
-    return tuple(map(_as_tuple, value)) if isinstance(value, list) else value
+    return tuple(map(as_tuple, value)) if isinstance(value, list) else value

@@ -109,7 +109,7 @@ def _train_together(group: Sequence[Setting], folder: Path, devices: int | None)
         env, eval_env = train.make_envs(options.env, env_kwargs)
         loop = make_loop(algorithm, env, options, num_envs=options.num_envs)
         num_steps = max(1, round(options.total_steps / loop.env_steps_per_step))
-        configs = [train.with_horizon(setting.config, loop, num_steps) for setting in group]
+        configs = [jmarl.training.with_horizon(loop, setting.config, num_steps) for setting in group]
         loop.algorithm(env.spec, configs[0])
     except (ValueError, TypeError, ImportError) as error:
         raise UsageError(f"{group[0].name}: {error}") from error

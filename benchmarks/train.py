@@ -37,8 +37,8 @@ import presets
 import rendering
 from command_line import UsageError, key_values, make_loop, parse, show_key_values, usage_errors, with_replay
 from jmarl.logging import Sink
-from jmarl.types import Env, Learner, Loop, TrainState
-from runs import load_run, read_config
+from jmarl.types import Env, Learner, TrainState
+from runs import as_tuple, load_run, read_config
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -125,19 +125,13 @@ def _resume(argv: Sequence[str]) -> Path:
 def _from_json(default: Any, values: dict[str, Any]) -> Any:
     """A dataclass like `default`, with the fields that config.json has: lists there are tuples here."""
     names = [field.name for field in dataclasses.fields(default) if field.name in values]  # new options: as by default
-    return dataclasses.replace(default, **{name: _as_tuple(values[name]) for name in names})
+    return dataclasses.replace(default, **{name: as_tuple(values[name]) for name in names})
 
 
 def make_envs(name: str, env_kwargs: dict[str, Any]) -> tuple[Env, Env]:
     """Of training and of evaluation. Shaped rewards are for training; what counts is the return without them."""
     plain = {k: v for k, v in env_kwargs.items() if k != "shaped_reward"}
     return jmarl.make(name, **env_kwargs), jmarl.make(name, **plain)
-
-
-def with_horizon(config: Any, loop: Loop, num_steps: int) -> Any:
-    """The config with the end of its schedules, where it has any."""
-    is_open = getattr(config, "num_updates", 0) is None
-    return config.replace(num_updates=num_steps * loop.updates_per_step) if is_open else config
 
 
 def use_devices(devices: str | None, distributed: bool) -> int | None:
@@ -170,10 +164,6 @@ def facts_of(
     }
 
 
-def _as_tuple(value: Any) -> Any:
-    return tuple(map(_as_tuple, value)) if isinstance(value, list) else value
-
-
 def train(
     algorithm: str,
     options: Options,
@@ -193,7 +183,9 @@ def train(
         env, eval_env = make_envs(options.env, env_kwargs)
         loop = make_loop(algorithm, env, options, num_envs=options.num_envs)
         num_steps = max(1, round(options.total_steps / loop.env_steps_per_step))
-        config = with_horizon(config, loop, num_steps)  # now, so that this learner is the very one that is trained
+        config = jmarl.training.with_horizon(
+            loop, config, num_steps
+        )  # now, so that this learner is the very one that is trained
         learner = loop.algorithm(env.spec, config)
     except (ValueError, TypeError, ImportError) as error:
         raise UsageError(str(error)) from error
@@ -322,7 +314,7 @@ def _absolute(
         return jax.tree.map(lambda x: x.mean(0), rounds)
 
     # Compiling takes far longer than playing.
-    play_all = jax.jit(jax.vmap(play), compiler_options=jmarl.training._optimization_level(1))
+    play_all = jax.jit(jax.vmap(play), compiler_options=jmarl.running.compiler_options(1))
     metrics = play_all(states, jax.random.split(key, len(states.step)))
     return {f"absolute/{name.removeprefix('eval/')}": np.asarray(values) for name, values in metrics.items()}
 

@@ -15,6 +15,7 @@ from jmarl import (
     normalize,
     optim,
     parallel,
+    running,
     training,
     types,
 )
@@ -62,7 +63,8 @@ from jmarl.learners import (
     wqmix_loss,
 )
 from jmarl.parallel import use_cores
-from jmarl.training import Checkpointing, Evaluation, make_train, off_policy, on_policy, rollout, run, sweep
+from jmarl.running import Checkpointing, Evaluation, run
+from jmarl.training import make_train, off_policy, on_policy, rollout, sweep
 
 __version__ = "0.1.0"
 
@@ -123,6 +125,7 @@ __all__ = [
     "random_policy",
     "rollout",
     "run",
+    "running",
     "sac_actor_loss",
     "sac_alpha_loss",
     "sac_critic_loss",

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from random_batches import random_batch, require_padding_and_inactive_agents_change_nothing
 
 import jmarl
 from jmarl import (
@@ -21,7 +22,7 @@ from jmarl import (
     losses,
 )
 from jmarl.learners import ddpg, ppo, replayed, sac
-from jmarl.types import Network, Trajectory, Transition, zero_observation
+from jmarl.types import Network, zero_observation
 
 DISCRETE = envs.matrix_game(np.zeros((3, 3))).spec
 CONTINUOUS = envs.probe("continuous", num_agents=2).spec
@@ -132,35 +133,6 @@ def test_a_central_critic_sees_what_the_others_do(algorithm, cfg, spec):
 # -------------------------------------------------------------------------------------------------------- invariances
 
 
-def random_batch(spec, key, length=4, batch_size=6, carry=()):
-    """Random sequences of two agents, none of which ends."""
-    keys = jax.random.split(key, 6)
-    shape = (length, batch_size, spec.num_agents)
-
-    def observation(key):
-        obs = zero_observation(spec, shape[:2])
-        views = jax.random.normal(key, obs.agents.shape)
-        return obs.replace(agents=views, state=jax.random.normal(key, obs.state.shape))
-
-    if spec.is_discrete:
-        action = jax.random.randint(keys[1], shape, 0, spec.num_actions)
-    else:
-        action = jax.random.uniform(keys[1], (*shape, spec.action_size), minval=-1.0, maxval=1.0)
-    return Trajectory(
-        steps=Transition(
-            obs=observation(keys[0]),
-            first=jnp.zeros(shape[:2], bool).at[0].set(True),
-            action=action,
-            reward=jax.random.normal(keys[2], shape),
-            terminated=jnp.zeros(shape, bool),
-            last=jnp.zeros(shape[:2], bool),
-            next_obs=observation(keys[3]),
-        ),
-        carry=carry,
-        weight=jnp.ones(shape[:2]),
-    )
-
-
 SMALL = {"hidden_sizes": (8,), "cell_size": 4, "max_grad_norm": None}
 LEARNERS = {
     "matd3-continuous": (jmarl.matd3, TD3Config(**SMALL, policy_delay=1, actor_q="min"), CONTINUOUS),
@@ -177,38 +149,9 @@ def memory_before(learner, batch_size):
 
 @pytest.mark.parametrize("name", LEARNERS)
 def test_padding_and_inactive_agents_change_nothing_and_every_parameter_learns(name):
-    """What lies beyond a sequence's end or belongs to a dead agent may be anything."""
     algorithm, cfg, spec = LEARNERS[name]
     learner = algorithm(spec, cfg)
-    state, update = jax.jit(learner.init)(jax.random.key(0)), jax.jit(learner.update)
-    batch = random_batch(spec, jax.random.key(1), carry=memory_before(learner, 6))
-    steps = batch.steps
-    dead = steps.obs.agent_mask.at[:, 2, 1].set(False)
-    steps = steps.replace(obs=steps.obs.replace(agent_mask=dead), next_obs=steps.next_obs.replace(agent_mask=dead))
-    batch = batch.replace(steps=steps, weight=batch.weight.at[2:, 3].set(0.0))
-
-    garbage = random_batch(spec, jax.random.key(2)).steps
-    padded = jnp.zeros((4, 6), bool).at[3, 3].set(True)  # step 3 of sequence 3; step 2 is what step 1 leads to
-
-    def mix(ours, other, where):
-        return jnp.where(where.reshape(where.shape + (1,) * (ours.ndim - where.ndim)), other, ours)
-
-    spoilt = jax.tree.map(lambda x, y: mix(x, y, padded), steps, garbage.replace(first=steps.first))
-    is_dead = jnp.zeros((4, 6, 2), bool).at[:, 2, 1].set(True)
-    views = [
-        mix(x.agents, y.agents, is_dead) for x, y in ((spoilt.obs, garbage.obs), (spoilt.next_obs, garbage.next_obs))
-    ]
-    spoilt = spoilt.replace(
-        obs=spoilt.obs.replace(agents=views[0]),
-        next_obs=spoilt.next_obs.replace(agents=views[1]),
-        action=mix(spoilt.action, garbage.action, is_dead),
-    )
-    new, _ = update(state, batch, jax.random.key(3))
-    same, _ = update(state, batch.replace(steps=spoilt), jax.random.key(3))
-    for x, y in zip(jax.tree.leaves(new.params), jax.tree.leaves(same.params), strict=True):
-        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-7)
-    moved = jax.tree.map(lambda x, y: bool((x != y).any()), state.params, new.params)
-    assert all(jax.tree.leaves(moved)), moved
+    require_padding_and_inactive_agents_change_nothing(learner, spec, memory_before(learner, 6))
 
 
 @pytest.mark.parametrize("name", ["maddpg-discrete-recurrent", "masac-continuous"])

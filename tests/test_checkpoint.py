@@ -162,7 +162,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(whole, tm
 def test_the_best_learner_of_each_seed_is_kept(whole):
     state, folder = whole
     scores = np.array(json.loads((folder / "metrics.json").read_text())["metrics"]["eval/return_sum"], float)
-    like = jmarl.training.Best(learner=state.learner, score=jnp.zeros(2))
+    like = jmarl.running.Best(learner=state.learner, score=jnp.zeros(2))
     best = checkpoint.restore(folder / "checkpoints", like, part="best")
     learner = checkpoint.restore(folder / "checkpoints", state.learner, part="best.learner")
     require_identical(best.learner, learner)
@@ -179,10 +179,10 @@ def test_a_score_is_beaten_only_by_a_higher_one():
             env_steps=jnp.zeros(4, jnp.int32),
             extras=jax.random.split(jax.random.key(int(scores[0])), 4),
         )
-        return jmarl.training.Best(learner=learner, score=jnp.array(scores))
+        return jmarl.running.Best(learner=learner, score=jnp.array(scores))
 
     old, new = best(1.0, 2.0, 3.0, np.nan), best(2.0, 2.0, np.nan, 4.0)
-    kept = jmarl.training._better(old, new)
+    kept = jmarl.running._better(old, new)
     np.testing.assert_array_equal(kept.score, [2.0, 2.0, 3.0, 4.0])
     np.testing.assert_array_equal(kept.learner.params["w"][:, 0], kept.score)
     assert kept.learner.extras[0] == new.learner.extras[0] and kept.learner.extras[1] == old.learner.extras[1]
@@ -202,7 +202,7 @@ def test_another_run_is_not_resumed_and_none_is_overwritten(whole):
 def test_the_metric_of_the_best_must_be_measured(tmp_path):
     options = jmarl.Checkpointing(tmp_path / "checkpoints", best="eval/won")
     with pytest.raises(ValueError, match=r"best='eval/won' is not measured: choose one of eval/a, eval/b"):
-        jmarl.training._Saver(options, None, dict.fromkeys(["eval/b", "eval/a"]), {})
+        jmarl.running._Saver(options, None, dict.fromkeys(["eval/b", "eval/a"]), {})
     assert not (tmp_path / "checkpoints").exists()
 
 

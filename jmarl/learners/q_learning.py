@@ -287,10 +287,7 @@ def unroll(agent: Network, params: Params, batch: Trajectory, burn_in: int) -> t
         _, q = agent.apply(params, carry, steps.obs, steps.first)
         _, next_q = agent.apply(jax.lax.stop_gradient(params), carry, steps.next_obs, steps.first)
         return q, next_q
-    # One pass over o_0, o'_0, o'_1, ...: inside an episode, a step's successor is the next step.
-    obs = jax.tree.map(lambda x, y: jnp.concatenate([x[:1], y]), steps.obs, steps.next_obs)
-    first = jnp.concatenate([steps.first[:1], jnp.zeros_like(steps.first)])
-    _, q = agent.apply(params, carry, obs, first)
+    _, q = agent.apply(params, carry, *replayed.with_successors(steps.obs, steps.next_obs, steps.first))
     return q[:-1], q[1:]
 
 

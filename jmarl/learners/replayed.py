@@ -35,6 +35,15 @@ def split(tree: Any, index: int) -> tuple[Any, Any]:
     return jax.tree.map(lambda x: x[:index], tree), jax.tree.map(lambda x: x[index:], tree)
 
 
+def with_successors(x: Any, next_x: Any, first: Array) -> tuple[Any, Array]:
+    """x_0, x'_0, x'_1, ... `[L + 1, M, ..]`, and where a memory starts anew: one pass for networks that have one.
+
+    Inside an episode, a step's successor is the next step.
+    """
+    sequence = jax.tree.map(lambda x, y: jnp.concatenate([x[:1], y]), x, next_x)
+    return sequence, jnp.concatenate([first[:1], jnp.zeros_like(first)])
+
+
 def priority(td_error: Array, mask: Array) -> Array:
     """Mean absolute error of each sequence, `[M]`."""
     is_real = mask > 0
@@ -188,15 +197,11 @@ class Inputs(NamedTuple):
         return self.networks[name].apply(params[name], self._memory(name, params), x, self.steps.first)[1]
 
     def next(self, name: str, params: Params, x: Any, next_x: Any) -> Any:
-        """Outputs of a network at each step's true successor.
-
-        Inside an episode a successor is the next step, so one pass over x_0, x'_0, x'_1, ... serves those with memory.
-        """
+        """Outputs of a network at each step's true successor."""
         net, carry, first = self.networks[name], self._memory(name, params), self.steps.first
         if not jax.tree.leaves(carry):
             return net.apply(params[name], carry, next_x, first)[1]
-        sequence = jax.tree.map(lambda x, y: jnp.concatenate([x[:1], y]), x, next_x)
-        starts = jnp.concatenate([first[:1], jnp.zeros_like(first)])
+        sequence, starts = with_successors(x, next_x, first)
         out = net.apply(params[name], carry, sequence, starts)[1]
         time_axis = 1 if name == "critic" else 0  # several critics come first
         return jax.tree.map(lambda leaf: jax.lax.slice_in_dim(leaf, 1, None, axis=time_axis), out)

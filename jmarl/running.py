@@ -1,0 +1,494 @@
+"""Training with Python between compiled chunks: progress, files, evaluation, checkpoints, devices and processes."""
+
+import contextlib
+import dataclasses
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from jmarl import buffers, parallel, training
+from jmarl import checkpoint as checkpoint_module
+from jmarl import evaluation as evaluation_module
+from jmarl.logging import Sink
+from jmarl.types import Env, Loop, Metrics, RunState, TrainState
+
+__all__ = ["Best", "Checkpointing", "Evaluation", "compiler_options", "run"]
+
+
+class Evaluation(NamedTuple):
+    """How `run` evaluates: `num_episodes` greedy episodes per seed, every `every` chunks and at the end.
+
+    `env` is where, if not in the environment of training: without shaped rewards, say.
+    """
+
+    num_episodes: int = 32
+    every: int = 10
+    env: Env | None = None
+
+
+class Checkpointing(NamedTuple):
+    """How `run` saves itself: every `every_s` seconds, at the end, and when it is stopped.
+
+    Attributes:
+      folder: a new one, for the checkpoints alone.
+      every_s: seconds between two of them, rounded up to the end of a chunk.
+      keep: how many stay.
+      resume: go on from the last one in `folder`, as if the run had never been stopped or killed.
+      best: the metric of the evaluation by which each seed's best learner is chosen.
+
+    A checkpoint holds "run", the `RunState`, and, once there was an evaluation, "best", a `Best`. To read the learners:
+
+        learner = loop.algorithm(loop.env.spec, cfg)
+        like = jax.eval_shape(jax.vmap(learner.init), jax.random.split(key, num_seeds))
+        learners = jmarl.checkpoint.restore(folder, like, part="best.learner")  # or "run.learner"
+    """
+
+    folder: str | os.PathLike[str]
+    every_s: float = 60.0
+    keep: int = 3
+    resume: bool = False
+    best: str = "eval/return_sum"
+
+
+@struct.dataclass(kw_only=True)
+class Best:
+    """Each seed's learner that scored best in an evaluation, and its score: NaN where there was none to compare."""
+
+    learner: TrainState
+    score: Float[Array, "*batch"]
+
+
+def run(
+    loop: Loop,
+    key: PRNGKeyArray,
+    cfg: Any,
+    *,
+    num_steps: int,
+    steps_per_chunk: int | None = None,
+    num_seeds: int = 1,
+    sweep_axes: Any = None,
+    devices: int | Sequence[jax.Device] | None = None,
+    split: str = "seeds",
+    memory_limit: int | None = None,
+    sinks: Sequence[Sink] = (),
+    evaluation: Evaluation | None = None,
+    checkpoint: Checkpointing | None = None,
+    callback: Callable[[int, Mapping[str, np.ndarray], RunState], bool | None] | None = None,
+) -> RunState:
+    """Trains with Python between compiled chunks: progress, files, evaluation, checkpoints.
+
+    Ctrl-C and SIGTERM end it after the chunk under way, with what it has. To go on with a run that was stopped, or
+    killed, call it with the same arguments and `Checkpointing(..., resume=True)`; the devices may be others.
+
+    Where `jax.distributed` joins several processes, all of them call `run` with the same arguments. Each trains its
+    share of the seeds. The first one alone has sinks and writes checkpoints, for all seeds and where all can read them.
+
+    Args:
+      loop: what to run.
+      key: split into one key for each seed.
+      cfg: the algorithm's config; with `sweep_axes` those of several settings, both from `jmarl.sweep`.
+      num_steps: iterations of the loop.
+      steps_per_chunk: iterations between two rows of metrics (means over them); by default a hundredth of the run.
+      num_seeds: independent runs in one `vmap`.
+      sweep_axes: which fields of `cfg` hold a value for each setting. Every setting is trained with the same seeds, and
+        `[num_seeds]` is `[num_settings * num_seeds]` here, the seeds of a setting side by side.
+      devices: of this process, how many or which. By default as many as can share the seeds equally.
+      split: what they share: "seeds", or the "envs" of each seed for one large run, whose learner each device has.
+      memory_limit: bytes of each device for this run; by default nine tenths of what it has. Seeds that do not fit
+        together take turns: those that wait are kept in the host's memory.
+      sinks: where metrics go, as arrays `[num_seeds]`.
+      evaluation: greedy evaluation on the way, in the metrics "eval/..".
+      checkpoint: where and how often to save; None: never.
+      callback: `(env_steps, metrics, state) -> stop`, called after each chunk with what the sinks get and the state.
+        The run stops if it returns True. The next chunk takes the state's memory: copy what you keep.
+
+    Returns:
+      The last state, with a leading axis `[num_seeds]`: of this process's seeds, if there are several processes.
+    """
+    steps_per_chunk = max(1, num_steps // 100) if steps_per_chunk is None else steps_per_chunk
+    training.require_positive(num_steps=num_steps, steps_per_chunk=steps_per_chunk, num_seeds=num_seeds)
+    cfg = training.with_horizon(loop, cfg, num_steps)
+    begin = time.perf_counter()
+
+    swept = training.swept_values(cfg, sweep_axes)
+    num_settings = len(next(iter(swept.values()), "1"))
+    num_rows = num_settings * num_seeds
+    placement = parallel.Placement(parallel.choose_devices(devices, num_rows, split), split)
+    functions = _Functions(loop, cfg, evaluation or Evaluation(), placement)
+    key_init, key_eval = jax.random.split(key)
+
+    def keys_of_rows(key):
+        return jnp.concatenate([jax.random.split(key, num_seeds)] * num_settings)
+
+    keys_init = keys_of_rows(key_init)
+    values = {name: jnp.repeat(x, num_seeds, axis=0) for name, x in swept.items()}
+    if split == "envs":  # before jax refuses it in words of its own
+        placement.require_shareable(jax.eval_shape(jax.vmap(functions.init_row), keys_init, values).first.shape[1])
+    example = jax.eval_shape(functions.init, keys_init, values)
+    _report_replay(example.buffer, num_rows)
+    # Everything is traced before anything is opened: what cannot run is refused here.
+    batch = _Batch(functions, placement, example, parallel.mine(values), memory_limit)
+    saver = None
+    if checkpoint is not None:
+        measured = {} if evaluation is None else jax.eval_shape(functions.evaluate, example.learner, keys_init, values)
+        settings = _settings(loop, key, cfg, num_steps, steps_per_chunk, num_seeds, evaluation)
+        saver = _Saver(checkpoint, example, measured, settings)
+
+    with contextlib.ExitStack() as at_the_end:
+        state, progress = None, _Progress()
+        if saver is not None:
+            at_the_end.callback(saver.close)
+            state, progress = saver.restore()
+        begin -= progress.wall_s
+        info = {
+            "num_seeds": num_rows,
+            "num_steps": num_steps,
+            "env_steps_per_step": loop.env_steps_per_step,
+            "total_env_steps": num_steps * loop.env_steps_per_step,
+            "resumed_at": progress.done * loop.env_steps_per_step if checkpoint and checkpoint.resume else None,
+        }
+        sinks = sinks if parallel.is_first_process() else ()
+        for sink in sinks:
+            sink.start(info)
+            at_the_end.callback(sink.close)
+        if state is not None and progress.done == num_steps:
+            return state
+        batch.start(parallel.mine(keys_init), state)
+        del state  # the first chunk takes its memory
+        with _first_signal() as stopped:
+            is_stopped = False
+            while progress.done < num_steps and not is_stopped:
+                num = min(steps_per_chunk, num_steps - progress.done)
+                done, num_chunks = progress.done + num, progress.num_chunks + 1
+                is_evaluated = evaluation is not None and (num_chunks % evaluation.every == 0 or done == num_steps)
+                keys = parallel.mine(keys_of_rows(jax.random.fold_in(key_eval, num_chunks))) if is_evaluated else None
+                metrics = batch.advance(num, keys)
+                if saver is not None and is_evaluated:
+                    saver.keep_best(batch.join([piece.learner for piece in batch.pieces]), metrics)
+                metrics = parallel.gather(metrics)
+                progress = _Progress(done, num_chunks, time.perf_counter() - begin)
+                for sink in sinks:
+                    sink.write(done * loop.env_steps_per_step, progress.wall_s, metrics)
+                if callback is not None and callback(done * loop.env_steps_per_step, metrics, batch.state()):
+                    stopped.set()
+                is_stopped, is_due = parallel.agree(stopped.is_set(), saver is not None and saver.is_due())
+                if saver is not None and is_due:
+                    saver.save(batch.state(), progress, sinks)
+            if saver is not None:
+                saver.save(batch.state(), progress, sinks)
+                saver.wait()
+    if progress.done < num_steps:
+        parallel.say(f"Stopped after {progress.done} of {num_steps} iterations; what was learnt until then is kept.")
+    return batch.state()
+
+
+class _Functions:
+    """What `run` compiles, over rows: one for each seed of each setting.
+
+    `init(keys, swept) -> state`, `chunk(state, num, swept) -> (state, metrics)` and `evaluate(learners, keys, swept) ->
+    metrics`, where `swept` holds the hyperparameters that differ from row to row.
+    """
+
+    def __init__(self, loop: Loop, cfg: Any, evaluation: Evaluation, placement: parallel.Placement):
+        def config(swept):
+            return cfg.replace(**swept) if swept else cfg
+
+        def init(key, swept):
+            return loop.init(key, config(swept))
+
+        def play(state, key, swept):
+            env, learner = evaluation.env or loop.env, loop.algorithm(loop.env.spec, config(swept))
+            return evaluation_module.evaluate(env, learner, state, key, num_episodes=evaluation.num_episodes)
+
+        def chunk(state, num, swept):
+            return _make_chunk(loop, config(swept))(state, num)
+
+        self.init_row = init
+        state, rows, everywhere = placement.state, placement.rows, placement.everywhere
+        self.init = placement.jit(jax.vmap(init), (rows, rows), state)
+        # `num` is traced, so a last, shorter chunk needs no second compilation.
+        in_specs = state, everywhere, rows
+        self.chunk = placement.jit(jax.vmap(chunk, in_axes=(0, None, 0)), in_specs, (state, rows), donate_argnums=0)
+        options = compiler_options(1)
+        self.evaluate = placement.jit(jax.vmap(play), (rows, rows, rows), rows, compiler_options=options)
+
+
+class _Batch:
+    """This process's rows on their way: in one piece that stays on the devices, or in several that take turns there."""
+
+    def __init__(self, functions: _Functions, placement: parallel.Placement, example: RunState, swept, memory_limit):
+        self._functions, self._placement, self._swept = functions, placement, swept
+        self._example = _resized(example, len(example.first) // jax.process_count())
+        self._lowered = functions.chunk.lower(self._example, 1, swept)
+        self._limit = memory_limit or 0.9 * parallel.memory_of(placement.devices)
+        self.pieces: list[RunState] = []
+
+    def start(self, keys: Array, state: RunState | None) -> None:
+        """Compiles, and begins with `state`, or anew."""
+        # Compiling is most of the time to a first result on a CPU. Initialisation runs once, so it is not optimised at
+        # all; the rest is about as fast with level 1 as with 3.
+        self._chunk, num = self._compile_what_fits()
+        put = self._placement.put
+        self._tables = [put(table, self._placement.rows) for table in self._cut(self._swept, num)]
+        if state is not None:
+            pieces = self._cut(state, num)
+            self.pieces = [put(pieces[0], self._placement.state)] if num == 1 else parallel.to_host(pieces)
+            return
+        init = None
+        for piece, table in zip(self._cut(keys, num), self._tables, strict=True):
+            piece = put(piece, self._placement.rows)
+            init = init or self._functions.init.lower(piece, table).compile(compiler_options(0))
+            self.pieces.append(self._let_wait(init(piece, table)))
+
+    def advance(self, num: int, keys: Array | None) -> dict[str, np.ndarray]:
+        """`num` iterations of every row, and an evaluation if there are keys for it."""
+        measured = []
+        for i, (piece, table) in enumerate(zip(self.pieces, self._tables, strict=True)):
+            piece = self._placement.put(piece, self._placement.state) if len(self._tables) > 1 else piece
+            piece, metrics = self._chunk(piece, num, table)
+            if keys is not None:
+                key = self._placement.put(self._cut(keys, len(self._tables))[i], self._placement.rows)
+                metrics = metrics | self._functions.evaluate(piece.learner, key, table)
+            measured.append(jax.tree.map(np.asarray, metrics))
+            self.pieces[i] = self._let_wait(piece)
+        return jax.tree.map(lambda *x: np.concatenate(x), *measured)
+
+    def state(self) -> RunState:
+        """All rows of this process."""
+        return self.join(self.pieces)
+
+    def join(self, pieces: Sequence[Any]) -> Any:
+        """One tree out of those of the pieces."""
+        return pieces[0] if len(pieces) == 1 else jax.tree.map(lambda *x: jnp.concatenate(x), *pieces)
+
+    def _cut(self, tree: Any, num: int) -> list[Any]:
+        """`num` trees of equally many rows."""
+        size = len(self._example.first) // num
+        parts = [slice(i * size, (i + 1) * size) for i in range(num)]
+        return [tree] if num == 1 else [jax.tree.map(lambda x, part=part: x[part], tree) for part in parts]
+
+    def _let_wait(self, piece: RunState) -> RunState:
+        return parallel.to_host(piece) if len(self._tables) > 1 else piece
+
+    def _compile_what_fits(self) -> tuple[Any, int]:
+        """The chunk of the smallest number of pieces of which each fits, and that number."""
+        placement, num_rows = self._placement, len(self._example.first)
+        num_devices = len(placement.devices)
+        largest_cut = num_rows // (num_devices if placement.split == "seeds" else 1)
+        needed_whole = 0.0
+        for num in (num for num in range(1, largest_cut + 1) if largest_cut % num == 0):
+            if needed_whole / num > self._limit:
+                continue  # memory falls no faster than rows: this is not worth compiling
+            lowered = self._lowered
+            if num > 1:
+                one = _resized(self._example, num_rows // num), 1, self._cut(self._swept, num)[0]
+                lowered = self._functions.chunk.lower(*one)
+            compiled = lowered.compile(compiler_options(1))
+            needed = parallel.memory_needed(compiled)
+            needed_whole = max(needed_whole, needed * num)
+            # The host of a CPU is the device: those that wait are in the way.
+            waiting = (num - 1) * _bytes(self._example) / num / num_devices if jax.default_backend() == "cpu" else 0
+            if needed + waiting <= self._limit:
+                if num > 1:
+                    parallel.say(
+                        f"{num_rows} seeds need {needed_whole / 2**20:,.1f} MiB of a device, which has "
+                        f"{self._limit / 2**20:,.1f} for them: they take turns, {num_rows // num} at a time."
+                    )
+                return compiled, num
+        raise ValueError(
+            f"A single seed needs {needed_whole / largest_cut / 2**20:,.1f} MiB of a device or more, which has "
+            f"{self._limit / 2**20:,.1f} for this run: lower num_envs, rollout_length or the buffer's capacity."
+        )
+
+
+def _resized(example: RunState, num_rows: int) -> RunState:
+    """The shapes for another number of rows."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((num_rows, *x.shape[1:]), x.dtype), example)
+
+
+def _bytes(tree: Any) -> int:
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def _make_chunk(loop: Loop, cfg: Any):
+    """`chunk(state, num)`: `num` iterations; metrics are means over those in which they were measured."""
+
+    def chunk(state, num):
+        def step(i, carry):
+            state, total, count = carry
+            state, metrics = loop.step(state, cfg)
+            measured = jax.tree.map(lambda x: ~jnp.isnan(x), metrics)
+            total = jax.tree.map(lambda t, x, m: t + jnp.where(m, x, 0), total, metrics, measured)
+            return state, total, jax.tree.map(jnp.add, count, measured)
+
+        avals = jax.eval_shape(loop.step, state, cfg)[1]
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), avals)
+        counts = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.int32), avals)
+        state, total, count = jax.lax.fori_loop(0, num, step, (state, zeros, counts))
+        return state, jax.tree.map(lambda t, n: jnp.where(n > 0, t / jnp.maximum(n, 1), jnp.nan), total, count)
+
+    return chunk
+
+
+def compiler_options(level: int) -> dict[str, Any]:
+    """Compiler options for a CPU, where XLA_FLAGS do not say it already."""
+    is_said = "xla_backend_optimization_level" in os.environ.get("XLA_FLAGS", "")
+    return {} if is_said or jax.default_backend() != "cpu" else {"xla_backend_optimization_level": level}
+
+
+def _report_replay(buffer: Any, num_seeds: int) -> None:
+    """Says what replay takes, and refuses what the device has no room for."""
+    needed, device = buffers.memory(buffer), jax.local_devices()[0]
+    if not needed:
+        return
+    # Seeds may take turns on an accelerator; in the end all of them must be somewhere.
+    at_once = num_seeds if device.platform == "cpu" else 1
+    available = parallel.memory_of([device])
+    if (least := needed * at_once / num_seeds) > available:
+        raise ValueError(
+            f"Replay of {at_once} seeds takes {least / 2**30:.1f} GiB, but {device.device_kind} has "
+            f"{available / 2**30:.1f} GiB: lower the buffer's capacity or the number of seeds."
+        )
+    parallel.say(f"Replay takes {needed / 2**20:,.1f} MiB for {num_seeds} seed{'s' if num_seeds > 1 else ''}.")
+
+
+@contextlib.contextmanager
+def _first_signal() -> Iterator[threading.Event]:
+    """An event that Ctrl-C or SIGTERM sets, so that the chunk under way ends whole; a second one interrupts at once."""
+    event = threading.Event()
+
+    def handler(signum, frame):
+        if event.is_set():
+            raise KeyboardInterrupt
+        event.set()
+
+    if threading.current_thread() is not threading.main_thread():  # signals belong to the main thread
+        yield event
+        return
+    previous = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield event
+    finally:
+        for number, handler_before in previous.items():
+            signal.signal(number, handler_before)
+
+
+# ---------------------------------------------------------------------------------------------------- saved runs
+
+
+class _Progress(NamedTuple):
+    """How far a run is: iterations, chunks, and seconds since its start, without those between stop and resume."""
+
+    done: int = 0
+    num_chunks: int = 0
+    wall_s: float = 0.0
+
+
+class _Saver:
+    """What `run` needs to save itself and to go on."""
+
+    def __init__(self, options: Checkpointing, example: RunState, measured: Metrics, settings: dict[str, str]):
+        if measured and options.best not in measured:
+            raise ValueError(f"best={options.best!r} is not measured: choose one of {', '.join(sorted(measured))}.")
+        self._options, self._settings = options, settings
+        self._example: dict[str, Any] = {"run": example}
+        if measured:
+            self._example["best"] = Best(learner=example.learner, score=measured[options.best])
+        self._best: Best | None = None
+        self._saved_at, self._saved_time = 0, time.monotonic()
+        self._writer = None
+        if parallel.is_first_process():
+            self._writer = checkpoint_module.Writer(options.folder, keep=options.keep, resume=options.resume)
+        parallel.wait_for_all("the folder of checkpoints is there")
+
+    def restore(self) -> tuple[RunState | None, _Progress]:
+        """The last checkpoint, if the run does not begin here."""
+        folder = self._options.folder
+        if not checkpoint_module.steps(folder):
+            return None, _Progress()
+        info = checkpoint_module.describe(folder)["info"]
+        _require_same(info["settings"], self._settings)
+        parts = {
+            part: parallel.mine(checkpoint_module.restore(folder, self._example[part], part=part))
+            for part in info["parts"]
+        }
+        self._best = parts.get("best")
+        progress = _Progress(**info["progress"])
+        self._saved_at = progress.done
+        return parts["run"], progress
+
+    def keep_best(self, learner: TrainState, metrics: Mapping[str, Any]) -> None:
+        new = Best(learner=learner, score=metrics[self._options.best])
+        self._best = _better(self._best or new, new)
+
+    def is_due(self) -> bool:
+        return time.monotonic() - self._saved_time >= self._options.every_s
+
+    def save(self, state: RunState, progress: _Progress, sinks: Sequence[Sink]) -> None:
+        """Begins to save, unless nothing happened since the last time."""
+        if progress.done == self._saved_at:
+            return
+        for sink in sinks:  # first, so that no row before the checkpoint is ever missing
+            sink.flush()
+        parts = parallel.gather({"run": state} if self._best is None else {"run": state, "best": self._best})
+        info = {"settings": self._settings, "progress": progress._asdict(), "parts": list(parts)}
+        if self._writer is not None:
+            self._writer.save(progress.done, parts, info)
+        self._saved_at, self._saved_time = progress.done, time.monotonic()
+
+    def wait(self) -> None:
+        if self._writer is not None:
+            self._writer.wait()
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+def _better(old: Best, new: Best) -> Best:
+    """Seed by seed; what could not be measured is not better. On the host, where nothing has to be compiled."""
+    new_score, old_score = np.asarray(new.score), np.asarray(old.score)
+    is_better = (new_score > old_score) | np.isnan(old_score)
+
+    def pick(x, y):
+        where = jnp.where if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else np.where
+        return where(is_better.reshape(-1, *[1] * (x.ndim - 1)), x, y)
+
+    return jax.tree.map(pick, new, old)
+
+
+def _settings(loop, key, cfg, num_steps, steps_per_chunk, num_seeds, evaluation) -> dict[str, str]:
+    """What a run must have in common with the one it goes on from, in words."""
+    settings = {
+        "algorithm": getattr(loop.algorithm, "__name__", ""),
+        "environment": loop.env.spec.name,
+        "key": jax.random.key_data(key).tolist(),
+        "num_steps": num_steps,
+        "steps_per_chunk": steps_per_chunk,
+        "num_seeds": num_seeds,
+        "env_steps_per_step": loop.env_steps_per_step,
+        "evaluation": evaluation and evaluation[:2],
+    }
+    fields = dataclasses.fields(cfg) if dataclasses.is_dataclass(cfg) else ()
+    settings |= {field.name: getattr(cfg, field.name) for field in fields}
+    settings |= {name: np.asarray(value).tolist() for name, value in settings.items() if isinstance(value, jax.Array)}
+    return {name: str(getattr(value, "__name__", value)) for name, value in settings.items()}
+
+
+def _require_same(saved: dict[str, str], given: dict[str, str]) -> None:
+    for name in [*given, *saved]:
+        if saved.get(name) != given.get(name):
+            raise ValueError(
+                f"{name} is {saved.get(name)} in the checkpoint, but {given.get(name)} here: a run goes on with the "
+                "arguments that it began with."
+            )
