@@ -3,7 +3,7 @@
     python benchmarks/beside.py qmix_rnn --rounds 3 --out results/throughput/qmix_rnn.json -- COMMAND OF THE OTHER
 
 The command's last line of output is one JSON object with "steps_per_second" (a number, a list, or a dict with a
-"median"), "trace_s" and "compile_s".
+"median") and, if it compiles, "trace_s" and "compile_s".
 """
 
 import argparse
@@ -37,7 +37,7 @@ def _measure(command: list[str]) -> dict:
         rate = rate["median"]
     return {
         "steps_per_second": statistics.median(rate) if isinstance(rate, list) else rate,
-        "trace_and_compile_s": result["trace_s"] + result["compile_s"],
+        "trace_and_compile_s": result.get("trace_s", 0.0) + result.get("compile_s", 0.0),
         "cpu_seconds_of_others": round(_busy_seconds() - machine - (_children_seconds() - own), 1),
     }
 
@@ -51,7 +51,8 @@ def beside(name: str, command: list[str], rounds: int) -> dict:
         print(f"theirs {theirs[-1]}\nours   {ours[-1]}", file=sys.stderr, flush=True)
 
     def ratio(key):
-        return statistics.median(x[key] for x in ours) / statistics.median(x[key] for x in theirs)
+        other = statistics.median(x[key] for x in theirs)
+        return statistics.median(x[key] for x in ours) / other if other else None
 
     import jmarl
 

@@ -1,15 +1,15 @@
-"""Does a device for each core pay? Seeds in one `vmap` on one CPU device against the same seeds spread over the cores.
+"""How should a CPU compute several seeds? Side by side, one after the other, or with a device for each core?
 
-    python benchmarks/devices.py mappo_rnn qmix_rnn vdn_rnn --seeds 8 --rounds 3 --out results/devices/two-cores.json
+    python benchmarks/devices.py qmix_rnn mappo_rnn --seeds 1 2 4 8 16 --rounds 3 --out results/devices/two-cores.json
 
-The settings are those of whole_run.py. Each measurement is a process of its own, the two in turn. One JSON object comes
-out: for each setting the ratio of the medians of all seeds' environment steps per second, the ratio of CPU seconds per
-step (which other processes disturb less), and the cores that other processes used: above 0.1 the machine was not ours.
+The settings are those of whole_run.py. Each measurement is a process of its own, all ways in turn. One JSON object
+comes out: for each setting and number of seeds the environment steps per second of all seeds together (medians of the
+rounds), and for each round the CPU seconds per step and the cores that other processes used: above 0.1 the machine was
+not ours.
 """
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -17,11 +17,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+# Devices (None: one for each core) and `seed_axis` of `jmarl.run`.
+WAYS: dict[str, tuple[int | None, str | None]] = {"vmap": (1, "vmap"), "map": (1, "map"), "cores": (None, None)}
 
-def measure(name: str, num_devices: int, num_seeds: int, seconds: float) -> dict[str, float]:
+
+def measure(name: str, way: str, num_seeds: int, seconds: float) -> dict[str, float]:
     """Speed of a run, without its start: to be called in a new process."""
     import jmarl
 
+    num_devices, seed_axis = WAYS[way]
     jmarl.use_cores(num_devices)
     # Not before, since they start jax.
     from throughput import cpu_seconds
@@ -43,13 +47,12 @@ def measure(name: str, num_devices: int, num_seeds: int, seconds: float) -> dict
         num_steps=100 * num_steps,
         steps_per_chunk=max(1, num_steps // 10),
         num_seeds=num_seeds,
-        devices=num_devices,
+        seed_axis=seed_axis,
         callback=mark,
     )
     (first, begin, (machine, own)), (last, end, (machine_after, own_after)) = marks[0], marks[-1]
     steps, wall = num_seeds * (last - first), end - begin
     return {
-        "num_devices": num_devices,
         "steps_per_s": steps / wall,
         "cpu_s_per_step": (own_after - own) / steps,
         "own_cores": (own_after - own) / wall,
@@ -57,29 +60,26 @@ def measure(name: str, num_devices: int, num_seeds: int, seconds: float) -> dict
     }
 
 
-def compare(name: str, num_cores: int, num_seeds: int, rounds: int, seconds: float) -> dict[str, Any]:
-    """Both in turn, `rounds` times."""
-    results: dict[int, list[dict[str, float]]] = {1: [], num_cores: []}
+def compare(name: str, num_seeds: int, rounds: int, seconds: float) -> dict[str, Any]:
+    """All ways in turn, `rounds` times. A single seed has one core."""
+    results: dict[str, list[dict[str, float]]] = {way: [] for way in (WAYS if num_seeds > 1 else ["vmap", "map"])}
     for _ in range(rounds):
-        for num_devices, measured in results.items():
-            words = [name, "--child", str(num_devices), "--seeds", str(num_seeds), "--seconds", str(seconds)]
+        for way, measured in results.items():
+            words = [name, "--child", way, "--seeds", str(num_seeds), "--seconds", str(seconds)]
             command = [sys.executable, __file__, *words]
             output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
             measured.append(json.loads(output.splitlines()[-1]))
-            print(f"{name} {measured[-1]}", file=sys.stderr, flush=True)
-    one, many = results.values()
+            print(f"{name} {num_seeds} {way} {measured[-1]}", file=sys.stderr, flush=True)
 
-    def median(rows, key):
-        return statistics.median(row[key] for row in rows)
+    def median(key):
+        return {way: statistics.median(row[key] for row in rows) for way, rows in results.items()}
 
     return {
         "name": name,
-        "speed_ratio": median(many, "steps_per_s") / median(one, "steps_per_s"),
-        "speed_ratio_of_each_round": [b["steps_per_s"] / a["steps_per_s"] for a, b in zip(one, many, strict=True)],
-        "cpu_s_per_step_ratio": median(many, "cpu_s_per_step") / median(one, "cpu_s_per_step"),
-        "other_processes_cores": median(one + many, "other_processes_cores"),
-        "one_device": one,
-        "a_device_for_each_core": many,
+        "num_seeds": num_seeds,
+        "steps_per_s": median("steps_per_s"),
+        "other_processes_cores": median("other_processes_cores"),
+        "rounds": results,
     }
 
 
@@ -87,20 +87,19 @@ def main() -> None:
     """Compares, prints and writes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="+", help="settings of whole_run.py")
-    parser.add_argument("--seeds", type=int, default=8)
-    parser.add_argument("--cores", type=int, default=len(os.sched_getaffinity(0)), help="by default all")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[8])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement, at least")
     parser.add_argument("--out", type=Path, help="a JSON file to write")
-    parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--child", choices=WAYS, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        print(json.dumps(measure(args.names[0], args.child, args.seeds, args.seconds)))
+        print(json.dumps(measure(args.names[0], args.child, args.seeds[0], args.seconds)))
         return
-    rows = [compare(name, args.cores, args.seeds, args.rounds, args.seconds) for name in args.names]
+    rows = [compare(name, num, args.rounds, args.seconds) for name in args.names for num in args.seeds]
     import jmarl
 
-    text = json.dumps({"num_seeds": args.seeds, "rows": rows, "system": jmarl.logging.system_facts()}, indent=1)
+    text = json.dumps({"rows": rows, "system": jmarl.logging.system_facts()}, indent=1)
     print(text)
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)

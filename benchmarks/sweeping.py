@@ -52,7 +52,7 @@ def sweep(argv: Sequence[str]) -> Path:
     options = settings[0].options
     if options.distributed:
         raise UsageError("--sweep and --distributed do not go together: start a sweep for each machine.")
-    devices = train.use_devices(options.devices, False)
+    train.use_devices(options.devices, False, len(settings) * options.seeds)
     folder = options.run_dir or train._new_folder(f"sweep-{settings[0].algorithm}", options.env)
     try:
         jmarl.logging.run_folder(folder)
@@ -61,7 +61,7 @@ def sweep(argv: Sequence[str]) -> Path:
     groups = [list(group) for _, group in itertools.groupby(sorted(settings, key=_compilation), key=_compilation)]
     print(f"{len(settings)} settings of {options.seeds} seeds in {len(groups)} compilations, results in {folder}")
     for group in groups:
-        _train_together(group, folder, devices)
+        _train_together(group, folder)
     _print_table(settings, folder)
     return folder
 
@@ -101,7 +101,7 @@ def _compilation(setting: Setting) -> str:
     return repr((setting.options, {k: "a number" if k in numbers and v is not None else v for k, v in values.items()}))
 
 
-def _train_together(group: Sequence[Setting], folder: Path, devices: int | None) -> None:
+def _train_together(group: Sequence[Setting], folder: Path) -> None:
     """One run of all seeds of settings that differ in numbers only."""
     algorithm, options = group[0].algorithm, group[0].options
     env_kwargs = presets.for_environment(algorithm, options.env).env_kwargs | key_values(options.env_kwargs)
@@ -137,7 +137,7 @@ def _train_together(group: Sequence[Setting], folder: Path, devices: int | None)
         steps_per_chunk=options.log_every,
         num_seeds=options.seeds,
         sinks=sinks,
-        devices=devices,
+        devices=options.devices,
         evaluation=jmarl.Evaluation(options.eval_episodes, options.eval_every, eval_env)
         if options.eval_episodes
         else None,

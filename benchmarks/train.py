@@ -58,8 +58,8 @@ class Options:
     eval_episodes: int = 64  # greedy episodes of each evaluation, per seed; 0: no evaluation
     eval_every: int = 10  # rows of metrics between two evaluations; the last row has one in any case
     absolute_episodes: int | None = None  # of each seed's best parameters at the end; None: 10 x eval_episodes; 0: none
-    devices: str | None = (
-        None  # among which seeds are shared: a number, or cores, each core of a CPU; None: all there are
+    devices: int | None = (
+        None  # among which seeds are shared, and of a CPU its cores; None: all that can have equally many
     )
     distributed: bool = False  # one of several processes that share the seeds, as srun starts them; needs --run-dir
     run_dir: Path | None = None  # a new folder for the results; None: runs/ALGORITHM-ENV-TIME
@@ -134,19 +134,18 @@ def make_envs(name: str, env_kwargs: dict[str, Any]) -> tuple[Env, Env]:
     return jmarl.make(name, **env_kwargs), jmarl.make(name, **plain)
 
 
-def use_devices(devices: str | None, distributed: bool) -> int | None:
-    """The option --devices as `jmarl.run` takes it, after processes were joined and a CPU's cores made devices."""
-    if devices not in (None, "cores") and not (devices.isdecimal() and int(devices)):
-        raise UsageError(f"--devices takes a number or the word cores, not {devices!r}.")
-    num = None if devices in (None, "cores") else int(devices)
+def use_devices(devices: int | None, distributed: bool, num_rows: int) -> None:
+    """Joins processes, and makes a device of each core of a CPU, or of as many as --devices says."""
+    if devices is not None and devices < 1:
+        raise UsageError(f"--devices {devices} must be at least 1.")
     try:
         if distributed:
             jax.distributed.initialize()
-        if devices is not None:
-            jmarl.use_cores(num)  # of no consequence where there is a GPU
     except (RuntimeError, ValueError) as error:
         raise UsageError(str(error)) from error
-    return num
+    if devices or num_rows > 1:
+        with contextlib.suppress(RuntimeError):  # jax has started already: `jmarl.run` takes what is there
+            jmarl.use_cores(devices)  # of no consequence where there is a GPU
 
 
 def facts_of(
@@ -175,7 +174,7 @@ def train(
 ) -> Path:
     """Trains and fills the run folder, also when Ctrl-C ends the training early."""
     num_absolute = _num_absolute(options)
-    devices = use_devices(options.devices, options.distributed)
+    use_devices(options.devices, options.distributed, options.seeds)
     is_first = jax.process_index() == 0  # of several processes: the one that writes
     if options.distributed and options.run_dir is None:
         raise UsageError("--distributed needs --run-dir, on which all processes agree.")
@@ -222,7 +221,7 @@ def train(
                 num_steps=num_steps,
                 steps_per_chunk=options.log_every,
                 num_seeds=options.seeds,
-                devices=devices,
+                devices=options.devices,
                 sinks=[jmarl.logging.terminal(), *(_kept_open(sink, at_the_end) for sink in sinks)],
                 evaluation=evaluation if options.eval_episodes else None,
                 checkpoint=checkpoint if options.checkpoint_every else None,

@@ -79,6 +79,7 @@ def run(
     sweep_axes: Any = None,
     devices: int | Sequence[jax.Device] | None = None,
     split: str = "seeds",
+    seed_axis: str | None = None,
     memory_limit: int | None = None,
     sinks: Sequence[Sink] = (),
     evaluation: Evaluation | None = None,
@@ -104,6 +105,9 @@ def run(
         `[num_seeds]` is `[num_settings * num_seeds]` here, the seeds of a setting side by side.
       devices: of this process, how many or which. By default as many as can share the seeds equally.
       split: what they share: "seeds", or the "envs" of each seed for one large run, whose learner each device has.
+      seed_axis: how a device computes its seeds: side by side ("vmap") or one after the other ("map"). By default side
+        by side, except on a CPU where all environments together have 16 agents or more: there the arrays of one seed
+        are large enough to be worth an operation, and small enough to stay in the cache.
       memory_limit: bytes of each device for this run; by default nine tenths of what it has. Seeds that do not fit
         together take turns: those that wait are kept in the host's memory.
       sinks: where metrics go, as arrays `[num_seeds]`.
@@ -117,6 +121,8 @@ def run(
     """
     steps_per_chunk = max(1, num_steps // 100) if steps_per_chunk is None else steps_per_chunk
     training.require_positive(num_steps=num_steps, steps_per_chunk=steps_per_chunk, num_seeds=num_seeds)
+    if seed_axis not in (None, "vmap", "map"):
+        raise ValueError(f"seed_axis={seed_axis!r} is not known: choose 'vmap' or 'map'.")
     cfg = training.with_horizon(loop, cfg, num_steps)
     begin = time.perf_counter()
 
@@ -124,7 +130,6 @@ def run(
     num_settings = len(next(iter(swept.values()), "1"))
     num_rows = num_settings * num_seeds
     placement = parallel.Placement(parallel.choose_devices(devices, num_rows, split), split)
-    functions = _Functions(loop, cfg, evaluation or Evaluation(), placement)
     key_init, key_eval = jax.random.split(key)
 
     def keys_of_rows(key):
@@ -132,9 +137,12 @@ def run(
 
     keys_init = keys_of_rows(key_init)
     values = {name: jnp.repeat(x, num_seeds, axis=0) for name, x in swept.items()}
-    if split == "envs":  # before jax refuses it in words of its own
-        placement.require_shareable(jax.eval_shape(jax.vmap(functions.init_row), keys_init, values).first.shape[1])
-    example = jax.eval_shape(functions.init, keys_init, values)
+    row = jax.eval_shape(lambda key, swept: _init(loop, cfg, key, swept), keys_init[0], _row(values, 0))
+    num_envs = len(row.first)
+    placement.require_shareable(num_envs)
+    axis = seed_axis or _seed_axis(placement, num_rows, num_envs * loop.env.spec.num_agents)
+    functions = _Functions(loop, cfg, evaluation or Evaluation(), placement, axis)
+    example = jax.tree.map(lambda x: jax.ShapeDtypeStruct((num_rows, *x.shape), x.dtype), row)
     _report_replay(example.buffer, num_rows)
     # Everything is traced before anything is opened: what cannot run is refused here.
     batch = _Batch(functions, placement, example, parallel.mine(values), memory_limit)
@@ -199,28 +207,64 @@ class _Functions:
     metrics`, where `swept` holds the hyperparameters that differ from row to row.
     """
 
-    def __init__(self, loop: Loop, cfg: Any, evaluation: Evaluation, placement: parallel.Placement):
-        def config(swept):
-            return cfg.replace(**swept) if swept else cfg
-
+    def __init__(self, loop: Loop, cfg: Any, evaluation: Evaluation, placement: parallel.Placement, seed_axis: str):
         def init(key, swept):
-            return loop.init(key, config(swept))
+            return _init(loop, cfg, key, swept)
 
         def play(state, key, swept):
-            env, learner = evaluation.env or loop.env, loop.algorithm(loop.env.spec, config(swept))
+            env, learner = evaluation.env or loop.env, loop.algorithm(loop.env.spec, _config(cfg, swept))
             return evaluation_module.evaluate(env, learner, state, key, num_episodes=evaluation.num_episodes)
 
         def chunk(state, num, swept):
-            return _make_chunk(loop, config(swept))(state, num)
+            return _make_chunk(loop, _config(cfg, swept))(state, num)
 
-        self.init_row = init
+        if seed_axis == "map":
+            init, chunk, play = _one_by_one(init), _in_place(chunk), _one_by_one(play)
+        else:
+            init, chunk, play = jax.vmap(init), jax.vmap(chunk, in_axes=(0, None, 0)), jax.vmap(play)
         state, rows, everywhere = placement.state, placement.rows, placement.everywhere
-        self.init = placement.jit(jax.vmap(init), (rows, rows), state)
+        self.init = placement.jit(init, (rows, rows), state)
         # `num` is traced, so a last, shorter chunk needs no second compilation.
-        in_specs = state, everywhere, rows
-        self.chunk = placement.jit(jax.vmap(chunk, in_axes=(0, None, 0)), in_specs, (state, rows), donate_argnums=0)
-        options = compiler_options(1)
-        self.evaluate = placement.jit(jax.vmap(play), (rows, rows, rows), rows, compiler_options=options)
+        self.chunk = placement.jit(chunk, (state, everywhere, rows), (state, rows), donate_argnums=0)
+        self.evaluate = placement.jit(play, (rows, rows, rows), rows, compiler_options=compiler_options(1))
+
+
+def _config(cfg: Any, swept: Mapping[str, Array]) -> Any:
+    return cfg.replace(**swept) if swept else cfg
+
+
+def _init(loop: Loop, cfg: Any, key: PRNGKeyArray, swept: Mapping[str, Array]) -> RunState:
+    return loop.init(key, _config(cfg, swept))
+
+
+def _seed_axis(placement: parallel.Placement, num_rows: int, num_agents: int) -> str:
+    """The faster way for so many agents in all environments of a seed, as benchmarks/devices.py measures it."""
+    if jax.default_backend() != "cpu" or placement.split == "envs":
+        return "vmap"
+    is_alone = num_rows == len(placement.devices) * jax.process_count()  # an axis of length 1 costs, too
+    return "map" if is_alone or num_agents >= 16 else "vmap"
+
+
+def _row(tree: Any, i: Any) -> Any:
+    return jax.tree.map(lambda x: x[i], tree)
+
+
+def _one_by_one(function: Callable) -> Callable:
+    """`jax.vmap(function)`, row after row."""
+    return lambda *rows: jax.lax.map(lambda row: function(*row), rows)
+
+
+def _in_place(chunk: Callable) -> Callable:
+    """`jax.vmap(chunk, in_axes=(0, None, 0))`, row after row: each state is written where the one before it was."""
+
+    def rows(state, num, swept):
+        def step(state, i):
+            row, metrics = chunk(_row(state, i), num, _row(swept, i))
+            return jax.tree.map(lambda x, y: x.at[i].set(y), state, row), metrics
+
+        return jax.lax.scan(step, state, jnp.arange(len(state.first)))
+
+    return rows
 
 
 class _Batch:

@@ -46,11 +46,11 @@ def test_each_setting_equals_a_run_of_its_own(swept):
 def test_what_does_not_fit_is_done_in_pieces(swept, capsys, tmp_path):
     cfgs, axes, whole = swept
     with pytest.raises(ValueError, match=r"A single seed needs .* which has 0.0 for this run: lower num_envs") as error:
-        learn(cfgs, sweep_axes=axes, memory_limit=1)
+        learn(cfgs, sweep_axes=axes, seed_axis="vmap", memory_limit=1)
     needed = 4 * 2**20 * float(str(error.value).split()[4])
     for share, at_a_time in {0.7: 2, 0.4: 1}.items():
         stopped = jmarl.Checkpointing(tmp_path / str(at_a_time))
-        options = {"sweep_axes": axes, "memory_limit": int(share * needed)}
+        options = {"sweep_axes": axes, "seed_axis": "vmap", "memory_limit": int(share * needed)}
         require_close(learn(cfgs, **options, checkpoint=stopped), whole)
         assert f"for them: they take turns, {at_a_time} at a time." in capsys.readouterr().out
 
@@ -87,7 +87,7 @@ def test_the_script_leaves_a_run_folder_for_each_setting(tmp_path, capsys):
         ("--sweep", "--sweep takes NAME=VALUE,VALUE"),
         ("--sweep gamma", "--sweep takes NAME=VALUE,VALUE, such as learning-rate=1e-4,1e-3, not 'gamma'"),
         ("--sweep gama=0.9,0.8", "--gamma"),
-        ("--devices some", "--devices takes a number or the word cores, not 'some'"),
+        ("--devices -1", "--devices -1 must be at least 1"),
     ],
 )
 def test_the_script_refuses_what_it_does_not_understand(words, sentence, capsys, tmp_path):
