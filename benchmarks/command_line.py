@@ -133,6 +133,11 @@ def parse(
     return algorithm, arguments.experiment, arguments.hyperparameter
 
 
+def env_kwargs_of(algorithm: str, options: Any) -> dict[str, Any]:
+    """The environment's arguments: those of the preset, and what --env-kwargs says."""
+    return presets.for_environment(algorithm, options.env).env_kwargs | key_values(options.env_kwargs)
+
+
 def key_values(pairs: Iterable[str]) -> dict[str, Any]:
     """KEY=VALUE pairs; values are JSON where they can be read as such, words otherwise."""
     options = {}

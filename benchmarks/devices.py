@@ -11,11 +11,11 @@ not ours.
 import argparse
 import json
 import statistics
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from in_turn import measure_in_turn, write
 
 # Devices (None: one for each core) and `seed_axis` of `jmarl.run`.
 WAYS: dict[str, tuple[int | None, str | None]] = {"vmap": (1, "vmap"), "map": (1, "map"), "cores": (None, None)}
@@ -62,14 +62,8 @@ def measure(name: str, way: str, num_seeds: int, seconds: float) -> dict[str, fl
 
 def compare(name: str, num_seeds: int, rounds: int, seconds: float) -> dict[str, Any]:
     """All ways in turn, `rounds` times. A single seed has one core."""
-    results: dict[str, list[dict[str, float]]] = {way: [] for way in (WAYS if num_seeds > 1 else ["vmap", "map"])}
-    for _ in range(rounds):
-        for way, measured in results.items():
-            words = [name, "--child", way, "--seeds", str(num_seeds), "--seconds", str(seconds)]
-            command = [sys.executable, __file__, *words]
-            output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-            measured.append(json.loads(output.splitlines()[-1]))
-            print(f"{name} {num_seeds} {way} {measured[-1]}", file=sys.stderr, flush=True)
+    ways = WAYS if num_seeds > 1 else ["vmap", "map"]
+    results = measure_in_turn(__file__, [name, "--seeds", str(num_seeds), "--seconds", str(seconds)], ways, rounds)
 
     def median(key):
         return {way: statistics.median(row[key] for row in rows) for way, rows in results.items()}
@@ -96,14 +90,7 @@ def main() -> None:
     if args.child:
         print(json.dumps(measure(args.names[0], args.child, args.seeds[0], args.seconds)))
         return
-    rows = [compare(name, num, args.rounds, args.seconds) for name in args.names for num in args.seeds]
-    import jmarl
-
-    text = json.dumps({"rows": rows, "system": jmarl.logging.system_facts()}, indent=1)
-    print(text)
-    if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(text + "\n")
+    write([compare(name, num, args.rounds, args.seconds) for name in args.names for num in args.seeds], args.out)
 
 
 if __name__ == "__main__":

@@ -187,13 +187,14 @@ def value_based(algorithm: str, env: str) -> Preset:
         return Preset(env, config, kwargs, num_envs=32, rollout_length=16, total_steps=1_000_000, replay=replay)
     config = config_class(
         learning_rate=1e-3,
-        learning_rate_schedule="linear",
+        learning_rate_schedule="linear",  # without it CartPole is forgotten as often as it is learnt
         target_update_interval=1,
-        tau=0.01,
-        epsilon_steps=20_000,
+        tau=0.005,
+        epsilon_steps=50_000,
+        hidden_sizes=(128, 128),
     )
-    replay = Replay(num_updates=4, warmup_steps=1000)
-    return Preset(env, config, num_envs=8, rollout_length=8, total_steps=300_000, replay=replay)
+    replay = Replay(batch_size=128, num_updates=8, warmup_steps=1000)
+    return Preset(env, config, num_envs=16, rollout_length=4, total_steps=500_000, replay=replay)
 
 
 def quick(algorithm: str, env: str) -> Preset:

@@ -22,9 +22,8 @@ from rich.table import Table
 
 import jmarl
 import plotting
-import presets
 import train
-from command_line import UsageError, key_values, make_loop, parse
+from command_line import UsageError, env_kwargs_of, make_loop, parse
 from jmarl.logging import Sink
 
 
@@ -77,16 +76,19 @@ def _settings(swept: Sequence[str], rest: Sequence[str]) -> list[Setting]:
         raise UsageError("--sweep takes NAME=VALUE,VALUE, such as learning-rate=1e-4,1e-3, and there is none.")
     settings = []
     for values in itertools.product(*choices):
-        words = [*rest, *itertools.chain.from_iterable(itertools.starmap(_as_option, values))]
-        algorithm, options, config = parse(
-            words, train._options, script="train.py", does="Trains {algorithm} on {env} with each of several settings."
-        )
+        words = [*rest, *itertools.chain.from_iterable(itertools.starmap(as_option, values))]
         name = "-".join(f"{name}={value}" for name, value in values).replace("/", "_")
-        settings.append(Setting(name, words, algorithm, options, config))
+        settings.append(setting_of(words, name))
     return settings
 
 
-def _as_option(name: str, value: str) -> list[str]:
+def setting_of(words: Sequence[str], name: str = "") -> Setting:
+    """What these words of train.py's command line say."""
+    does = "Trains {algorithm} on {env} with each of several settings."
+    return Setting(name, list(words), *parse(words, train._options, script="train.py", does=does))
+
+
+def as_option(name: str, value: str) -> list[str]:
     """The words of the command line that say NAME=VALUE."""
     if value.lower() in ("true", "false"):
         return [f"--{name}" if value.lower() == "true" else f"--no-{name}"]
@@ -104,7 +106,7 @@ def _compilation(setting: Setting) -> str:
 def _train_together(group: Sequence[Setting], folder: Path) -> None:
     """One run of all seeds of settings that differ in numbers only."""
     algorithm, options = group[0].algorithm, group[0].options
-    env_kwargs = presets.for_environment(algorithm, options.env).env_kwargs | key_values(options.env_kwargs)
+    env_kwargs = env_kwargs_of(algorithm, options)
     try:
         env, eval_env = train.make_envs(options.env, env_kwargs)
         loop = make_loop(algorithm, env, options, num_envs=options.num_envs)

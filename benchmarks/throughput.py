@@ -31,7 +31,7 @@ import presets
 from command_line import (
     ALGORITHMS,
     UsageError,
-    key_values,
+    env_kwargs_of,
     make_loop,
     parse,
     show_key_values,
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
         )
         if options.out is not None and options.out.exists():
             raise UsageError(f"{options.out} exists already: give another --out, or remove it.")
-        env_kwargs = presets.for_environment(algorithm, options.env).env_kwargs | key_values(options.env_kwargs)
+        env_kwargs = env_kwargs_of(algorithm, options)
         try:
             env = jmarl.make(options.env, **env_kwargs)
             ALGORITHMS[algorithm](env.spec, config.replace(num_updates=1000))
@@ -124,7 +124,7 @@ def measure(algorithm: str, options: Options, config: Any, env: Env, num_envs: i
         traced = time.perf_counter()
         compiled = lowered.compile()
         row[name] = {"trace_s": traced - begin, "compile_s": time.perf_counter() - traced}
-        calls[name] = _Repeated(compiled, run)
+        calls[name] = Repeated(compiled, run)
         if name == "step":
             row["memory_mib"] = _memory_mib(compiled)
 
@@ -151,7 +151,7 @@ def measure(algorithm: str, options: Options, config: Any, env: Env, num_envs: i
     return row
 
 
-class _Repeated:
+class Repeated:
     """Calls a compiled function again and again on the run that it returns. Returns the seconds taken."""
 
     def __init__(self, compiled: Callable[..., Any], run: Any):

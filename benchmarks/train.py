@@ -20,7 +20,7 @@ import shlex
 import shutil
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -35,9 +35,9 @@ import jmarl
 import plotting
 import presets
 import rendering
-from command_line import UsageError, key_values, make_loop, parse, show_key_values, usage_errors, with_replay
+from command_line import UsageError, env_kwargs_of, make_loop, parse, show_key_values, usage_errors, with_replay
 from jmarl.logging import Sink
-from jmarl.types import Env, Learner, TrainState
+from jmarl.types import Env, Learner, RunState, TrainState
 from runs import as_tuple, load_run, read_config
 
 
@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> Path:
             script="train.py",
             does="Trains {algorithm} on {env} and leaves the results in a folder; --resume FOLDER goes on with a run.",
         )
-        env_kwargs = presets.for_environment(algorithm, options.env).env_kwargs | key_values(options.env_kwargs)
+        env_kwargs = env_kwargs_of(algorithm, options)
         return train(algorithm, options, config, env_kwargs, command=argv)
 
 
@@ -171,8 +171,10 @@ def train(
     *,
     command: Sequence[str] = (),
     is_resumed: bool = False,
+    callback: Callable[[int, Mapping[str, np.ndarray], RunState], bool | None] | None = None,
+    sinks: Sequence[Sink] = (),
 ) -> Path:
-    """Trains and fills the run folder, also when Ctrl-C ends the training early."""
+    """Trains and fills the run folder, also when Ctrl-C, or the callback of `jmarl.run`, ends the training early."""
     num_absolute = _num_absolute(options)
     use_devices(options.devices, options.distributed, options.seeds)
     is_first = jax.process_index() == 0  # of several processes: the one that writes
@@ -194,7 +196,7 @@ def train(
     if options.wandb is not None:  # by which a resumed run finds what was sent
         facts["wandb_id"] = read_config(folder)["wandb_id"] if is_resumed else secrets.token_hex(4)
     try:
-        sinks = _sinks(folder, options, facts) if is_first else []
+        files = _sinks(folder, options, facts) if is_first else []
         if not is_resumed and is_first:
             jmarl.logging.run_folder(folder)
     except (ImportError, FileExistsError) as error:
@@ -222,19 +224,20 @@ def train(
                 steps_per_chunk=options.log_every,
                 num_seeds=options.seeds,
                 devices=options.devices,
-                sinks=[jmarl.logging.terminal(), *(_kept_open(sink, at_the_end) for sink in sinks)],
+                sinks=[jmarl.logging.terminal(), *sinks, *(_kept_open(sink, at_the_end) for sink in files)],
                 evaluation=evaluation if options.eval_episodes else None,
                 checkpoint=checkpoint if options.checkpoint_every else None,
+                callback=callback,
             )
             learners = jmarl.parallel.gather(run.learner)
             if not is_first:
                 return folder
-            for sink in sinks:
+            for sink in files:
                 sink.flush()
             is_finished = plotting.load_metrics(folder)[0].max(initial=0) >= total_env_steps
             if is_finished and num_absolute:
                 absolute = _absolute(*load_run(folder, best=True), key_absolute, num_absolute, options.eval_episodes)
-                for sink in sinks:
+                for sink in files:
                     sink.write(total_env_steps, _seconds(folder), absolute)
         except (ValueError, OSError) as error:
             if not _raised_by_jmarl(error):

@@ -4,11 +4,12 @@ import gc
 import os
 from pathlib import Path
 
+import xla_flags
+
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".jax_cache"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-# Tests compile much and compute little: unoptimised code takes a third of the time to make.
-os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0 " + os.environ.get("XLA_FLAGS", "")
+os.environ["XLA_FLAGS"] = f"{xla_flags.unoptimised()} {os.environ.get('XLA_FLAGS', '')}"
 
 import jax
 import jaxtyping

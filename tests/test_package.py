@@ -29,9 +29,10 @@ def test_import_needs_no_extra():
     result = run_python("""
         import sys
 
+        refused = {"wandb", "tensorboard", "tensorboardX", "optuna", "brax", "matplotlib", "tyro"}
         class Refuse:
             def find_spec(self, name, path=None, target=None):
-                if name.partition(".")[0] in {"wandb", "tensorboard", "tensorboardX", "brax", "matplotlib", "tyro"}:
+                if name.partition(".")[0] in refused:
                     raise ModuleNotFoundError(f"refused: {name}")
 
         sys.meta_path.insert(0, Refuse())

@@ -194,6 +194,16 @@ def test_run_equals_make_train(trained):
     jax.tree.map(compare, state.learner.params, whole.learner.params)
 
 
+def test_seeds_one_by_one_equal_seeds_side_by_side():
+    one, other = (
+        jmarl.run(LOOP, jax.random.key(0), CFG, num_steps=2, num_seeds=3, seed_axis=axis) for axis in ("map", "vmap")
+    )
+    compare = lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6)  # noqa: E731
+    jax.tree.map(compare, one.learner.params, other.learner.params)
+    with pytest.raises(ValueError, match="seed_axis='scan' is not known: choose 'vmap' or 'map'"):
+        jmarl.run(LOOP, jax.random.key(0), CFG, num_steps=2, seed_axis="scan")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_and_sigterm_end_a_run_with_what_it_has(number, capsys):
     rows, handler_before = [], signal.getsignal(number)

@@ -1,0 +1,104 @@
+"""What saving and writing cost: a run that is saved every 30 s and has every sink, against one that has neither.
+
+    python benchmarks/overhead.py maddpg mappo --rounds 3 --out results/devices/overhead.json
+
+Each is the preset's run on MPE simple_spread, in a process of its own, cut off after `--seconds` of training; the two
+in turn. One JSON object comes out: for each algorithm the ratio of the medians of environment steps per second, and per
+round the cores that other processes used: above 0.1 the machine was not ours.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from in_turn import measure_in_turn, write
+
+WAYS = ("bare", "saved and with all sinks")
+
+
+def measure(algorithm: str, is_bare: bool, seconds: float) -> dict[str, float]:
+    """Speed of a run, without its start and its end: to be called in a new process."""
+    import jax
+
+    import jmarl
+    import train
+    from command_line import env_kwargs_of, make_loop, parse
+    from throughput import cpu_seconds
+
+    words = [algorithm, "--env", "MPE_simple_spread_v3"]
+    _, options, config = parse(words, train._options, script="overhead.py", does="Measures {algorithm} on {env}.")
+    train.use_devices(None, False, options.seeds)
+    env, _ = train.make_envs(options.env, env_kwargs_of(algorithm, options))
+    loop = make_loop(algorithm, env, options, num_envs=options.num_envs)
+    num_steps = round(options.total_steps / loop.env_steps_per_step)
+    marks = []
+
+    def mark(env_steps, metrics, state):
+        marks.append((env_steps, time.perf_counter(), cpu_seconds()))
+        return marks[-1][1] - marks[0][1] >= seconds
+
+    with tempfile.TemporaryDirectory() as name:
+        folder, log = Path(name), jmarl.logging
+        os.environ["WANDB_MODE"] = "offline"
+        kept: dict[str, Any] = (
+            {}
+            if is_bare
+            else {
+                "sinks": [
+                    log.terminal(),
+                    log.csv_file(folder / "metrics.csv"),
+                    log.json_file(folder / "metrics.json"),
+                    log.tensorboard(folder / "tensorboard"),
+                    log.wandb(project="overhead", dir=name, config={}),
+                ],
+                "checkpoint": jmarl.Checkpointing(folder / "checkpoints", every_s=30.0),
+            }
+        )
+        jmarl.run(
+            loop,
+            jax.random.key(0),
+            config.replace(num_updates=100 * num_steps * loop.updates_per_step),
+            num_steps=100 * num_steps,
+            steps_per_chunk=max(1, num_steps // 100),
+            num_seeds=options.seeds,
+            callback=mark,
+            **kept,
+        )
+    (first, begin, (machine, own)), (last, end, (machine_after, own_after)) = marks[0], marks[-1]
+    wall = end - begin
+    return {
+        "steps_per_s": options.seeds * (last - first) / wall,
+        "seconds": wall,
+        "other_processes_cores": (machine_after - machine - (own_after - own)) / wall,
+    }
+
+
+def compare(algorithm: str, rounds: int, seconds: float) -> dict[str, Any]:
+    """Both in turn, `rounds` times."""
+    results = measure_in_turn(__file__, [algorithm, "--seconds", str(seconds)], WAYS, rounds)
+    bare, kept = (statistics.median(row["steps_per_s"] for row in rows) for rows in results.values())
+    return {"algorithm": algorithm, "overhead": bare / kept - 1.0, "rounds": results}
+
+
+def main() -> None:
+    """Compares, prints and writes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("algorithms", nargs="+")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=70.0, help="of each measurement, at least")
+    parser.add_argument("--out", type=Path, help="a JSON file to write")
+    parser.add_argument("--child", choices=WAYS, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        print(json.dumps(measure(args.algorithms[0], args.child == "bare", args.seconds)))
+        return
+    write([compare(algorithm, args.rounds, args.seconds) for algorithm in args.algorithms], args.out)
+
+
+if __name__ == "__main__":
+    main()
