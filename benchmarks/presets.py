@@ -58,6 +58,7 @@ class Preset(NamedTuple):
       total_steps: environment steps of each seed.
       num_seeds: independent repetitions, trained side by side.
       eval_episodes: greedy episodes per seed and evaluation.
+      absolute_episodes: of each seed's best parameters at the end; None: 10 x eval_episodes.
       num_resets: start states drawn for each environment and rollout; None: as many as it can need.
       replay: of off-policy algorithms.
     """
@@ -70,6 +71,7 @@ class Preset(NamedTuple):
     total_steps: int = 5_000_000
     num_seeds: int = 4
     eval_episodes: int = 64
+    absolute_episodes: int | None = None
     num_resets: int | None = None
     replay: Replay | None = None
 
@@ -204,8 +206,9 @@ def quick(algorithm: str, env: str) -> Preset:
     preset = value_based(algorithm, env)
     return preset._replace(
         config=preset.config.replace(epsilon_steps=30_000),
-        total_steps=180_000,
+        total_steps=210_000,
         num_seeds=1,
+        absolute_episodes=0,
         replay=Replay(batch_size=64, num_updates=64, warmup_steps=5000),
     )
 

@@ -4,13 +4,15 @@
     python benchmarks/train.py ippo --env CartPole-v1 --sweep hidden-sizes=64+64,128 recurrent=false,true
 
 Any option of train.py can be swept. Combinations that differ only in numeric hyperparameters are trained together, in
-one compilation; the others one after another. Each leaves a run folder of its own, with the numbers that
-`train.py` would have left there without --sweep, to float rounding.
+one compilation; the others one after another. Each leaves a run folder of its own, with the numbers that `train.py`
+would have left there without --sweep, to float rounding. `train.py --resume FOLDER` goes on with a sweep.
 """
 
 import dataclasses
 import itertools
 import json
+import shlex
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +27,9 @@ import plotting
 import train
 from command_line import UsageError, env_kwargs_of, make_loop, parse
 from jmarl.logging import Sink
+
+WORDS = ".sweep.json"  # the command line, by which a sweep is resumed; hidden, since `report.py FOLDER/*` is for runs
+CHECKPOINTS = ".checkpoints"  # until the sweep is complete
 
 
 class Setting(NamedTuple):
@@ -44,25 +49,36 @@ def take_words(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return swept, [*argv[:begin], *argv[begin + 1 + len(swept) :]]
 
 
-def sweep(argv: Sequence[str]) -> Path:
-    """Trains all combinations and returns the folder of their run folders."""
+def sweep(argv: Sequence[str], resumed: Path | None = None) -> Path:
+    """Trains all combinations, those of a folder if one is `resumed`, and returns the folder of their run folders."""
     swept, rest = take_words(argv)
     settings = _settings(swept, rest)
     options = settings[0].options
     if options.distributed:
         raise UsageError("--sweep and --distributed do not go together: start a sweep for each machine.")
     train.use_devices(options.devices, False, len(settings) * options.seeds)
-    folder = options.run_dir or train._new_folder(f"sweep-{settings[0].algorithm}", options.env)
-    try:
-        jmarl.logging.run_folder(folder)
-    except FileExistsError as error:
-        raise UsageError(str(error)) from error
+    folder = resumed or options.run_dir or train._new_folder(f"sweep-{settings[0].algorithm}", options.env)
+    if resumed is None:
+        try:
+            jmarl.logging.run_folder(folder)
+        except FileExistsError as error:
+            raise UsageError(str(error)) from error
+        train._write_whole(folder / WORDS, lambda path: path.write_text(json.dumps(list(argv)) + "\n"))
     groups = [list(group) for _, group in itertools.groupby(sorted(settings, key=_compilation), key=_compilation)]
     print(f"{len(settings)} settings of {options.seeds} seeds in {len(groups)} compilations, results in {folder}")
     for group in groups:
-        _train_together(group, folder)
+        if not _train_together(group, folder):
+            if options.checkpoint_every:
+                print(f"To go on: python benchmarks/train.py --resume {shlex.quote(str(folder))}")
+            return folder
+    shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
     _print_table(settings, folder)
     return folder
+
+
+def resume(folder: Path) -> Path:
+    """Goes on with a sweep that was stopped or killed."""
+    return sweep(json.loads((folder / WORDS).read_text()), folder)
 
 
 def _settings(swept: Sequence[str], rest: Sequence[str]) -> list[Setting]:
@@ -103,8 +119,8 @@ def _compilation(setting: Setting) -> str:
     return repr((setting.options, {k: "a number" if k in numbers and v is not None else v for k, v in values.items()}))
 
 
-def _train_together(group: Sequence[Setting], folder: Path) -> None:
-    """One run of all seeds of settings that differ in numbers only."""
+def _train_together(group: Sequence[Setting], folder: Path) -> bool:
+    """One run of all seeds of settings that differ in numbers only. Returns whether it came to its end."""
     algorithm, options = group[0].algorithm, group[0].options
     env_kwargs = env_kwargs_of(algorithm, options)
     try:
@@ -122,14 +138,19 @@ def _train_together(group: Sequence[Setting], folder: Path) -> None:
 
     sinks = [jmarl.logging.terminal()]
     for i, (setting, own) in enumerate(zip(group, configs, strict=True)):
-        own_folder = jmarl.logging.run_folder(folder / setting.name)
+        own_folder = folder / setting.name
+        own_folder.mkdir(exist_ok=True)  # it is there if the sweep is resumed
         # No checkpoints of its own, so it cannot be resumed.
         own_options = dataclasses.replace(options, run_dir=own_folder, checkpoint_every=0.0)
         facts = train.facts_of(algorithm, own_options, own, env_kwargs, own_folder, setting.words)
-        (own_folder / "config.json").write_text(json.dumps(facts, indent=2) + "\n")
+        text = json.dumps(facts, indent=2) + "\n"
+        train._write_whole(own_folder / "config.json", lambda path, text=text: path.write_text(text))
         files = jmarl.logging.csv_file(own_folder / "metrics.csv"), jmarl.logging.json_file(own_folder / "metrics.json")
         part = slice(i * options.seeds, (i + 1) * options.seeds)
         sinks += [_of_part(sink, part) for sink in files]
+    checkpoints = folder / CHECKPOINTS / group[0].name
+    checkpoints.parent.mkdir(exist_ok=True)
+    checkpoint = jmarl.Checkpointing(checkpoints, options.checkpoint_every, keep=1, resume=checkpoints.exists())
     state = jmarl.run(
         loop,
         jax.random.split(jax.random.key(options.seed))[0],  # as in train.py
@@ -143,11 +164,13 @@ def _train_together(group: Sequence[Setting], folder: Path) -> None:
         evaluation=jmarl.Evaluation(options.eval_episodes, options.eval_every, eval_env)
         if options.eval_episodes
         else None,
+        checkpoint=checkpoint if options.checkpoint_every else None,
     )
     for i, setting in enumerate(group):
         part = slice(i * options.seeds, (i + 1) * options.seeds)
         params = jax.tree.map(lambda x, part=part: np.asarray(x[part]), state.learner.params)
         jmarl.export.save_parameters(params, folder / setting.name / "params.safetensors")
+    return int(state.env_steps[0]) == num_steps * loop.env_steps_per_step
 
 
 def _of_part(sink: Sink, part: slice) -> Sink:

@@ -99,6 +99,7 @@ def _options(preset: presets.Preset) -> Options:
         rollout_length=preset.rollout_length,
         num_resets=preset.num_resets,
         eval_episodes=preset.eval_episodes,
+        absolute_episodes=preset.absolute_episodes,
     )
     return with_replay(options, preset)
 
@@ -109,6 +110,10 @@ def _resume(argv: Sequence[str]) -> Path:
     if len(words) != 2 or words[0] != "--resume":
         raise UsageError("--resume takes a run folder and stands alone: all options are read from its config.json.")
     folder = Path(words[1])
+    if (folder / ".sweep.json").exists():
+        import sweeping  # here, since it imports this module
+
+        return sweeping.resume(folder)
     try:
         facts = json.loads((folder / "config.json").read_text())
         algorithm = facts["algorithm"]

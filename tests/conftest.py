@@ -19,6 +19,8 @@ from hypothesis import settings
 # Before anything imports jmarl: shapes and dtypes of every annotated function are checked while tests run.
 jaxtyping.install_import_hook("jmarl", "typecheck.typecheck")
 
+jax.devices()  # jax starts here, with one device: scripts that tests call would make one of each core
+
 # Compiling takes longer than hypothesis' deadline, and each fixture of ours is safe to share between examples.
 settings.register_profile("jmarl", deadline=None, max_examples=20)
 settings.load_profile("jmarl")

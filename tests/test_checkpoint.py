@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import command_line
 import jmarl
 import train
 from jmarl import PPOConfig, PQNConfig, QConfig, buffers, checkpoint, envs
@@ -36,27 +37,39 @@ def replayed(algorithm, buffer):
 
 # ------------------------------------------------------------------------------------------------------ bit for bit
 
-# One of each learner: those of a family (IPPO and MAPPO, QMIX and VDN, DDPG and TD3) have states of one form.
+UNIFORM, SEQUENCES = buffers.uniform(64, 8), buffers.prioritized(64, 8, sequence_length=3)
 CASES = {
-    "mappo, recurrent": (on_policy(jmarl.mappo, MEMORY), PPO.replace(recurrent=True, cell_size=4)),
-    "vdn, recurrent, prioritised": (
-        replayed(jmarl.vdn, buffers.prioritized(64, 8, sequence_length=3)),
-        QConfig(**SMALL, recurrent=True, cell_size=4),
-    ),
-    "pqn_vdn": (on_policy(jmarl.pqn_vdn), PQNConfig(**SMALL)),
-    "ow_qmix": (replayed(jmarl.ow_qmix, buffers.uniform(64, 8)), jmarl.WQMIXConfig(**SMALL)),
+    "ippo": (on_policy(jmarl.ippo), PPO),
+    "mappo": (on_policy(jmarl.mappo, MEMORY), PPO.replace(recurrent=True, cell_size=4)),
+    "ia2c": (on_policy(jmarl.ia2c), jmarl.A2CConfig(**SMALL)),
     "maa2c": (on_policy(jmarl.maa2c), jmarl.A2CConfig(**SMALL)),
     "coma": (on_policy(jmarl.coma), jmarl.COMAConfig(**SMALL)),
-    "maddpg": (replayed(jmarl.maddpg, buffers.uniform(64, 8)), jmarl.DDPGConfig(**SMALL)),
-    "masac": (replayed(jmarl.masac, buffers.uniform(64, 8)), jmarl.SACConfig(**SMALL)),
+    "pqn_vdn": (on_policy(jmarl.pqn_vdn), PQNConfig(**SMALL)),
+    "random": (on_policy(jmarl.random_policy), jmarl.RandomConfig()),
+    "iql": (replayed(jmarl.iql, UNIFORM), QConfig(**SMALL)),
+    "vdn": (replayed(jmarl.vdn, SEQUENCES), QConfig(**SMALL, recurrent=True, cell_size=4)),
+    "qmix": (replayed(jmarl.qmix, UNIFORM), QConfig(**SMALL)),
+    "cw_qmix": (replayed(jmarl.cw_qmix, UNIFORM), jmarl.WQMIXConfig(**SMALL)),
+    "ow_qmix": (replayed(jmarl.ow_qmix, UNIFORM), jmarl.WQMIXConfig(**SMALL)),
+    "iddpg": (replayed(jmarl.iddpg, UNIFORM), jmarl.DDPGConfig(**SMALL)),
+    "maddpg": (replayed(jmarl.maddpg, UNIFORM), jmarl.DDPGConfig(**SMALL)),
+    "itd3": (replayed(jmarl.itd3, UNIFORM), jmarl.TD3Config(**SMALL)),
+    "matd3": (replayed(jmarl.matd3, UNIFORM), jmarl.TD3Config(**SMALL)),
+    "isac": (replayed(jmarl.isac, UNIFORM), jmarl.SACConfig(**SMALL)),
+    "masac": (replayed(jmarl.masac, UNIFORM), jmarl.SACConfig(**SMALL)),
 }
+
+
+def test_every_algorithm_is_here():
+    assert sorted(CASES) == sorted(command_line.ALGORITHMS)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_k_iterations_saved_and_k_more_equal_2k(name, tmp_path):
     loop, cfg = CASES[name]
-    init = jax.jit(jax.vmap(lambda key: loop.init(key, cfg.replace(num_updates=10))))
-    step = jax.jit(jax.vmap(lambda run: loop.step(run, cfg.replace(num_updates=10))), donate_argnums=0)
+    cfg = jmarl.training.with_horizon(loop, cfg, 6)
+    init = jax.jit(jax.vmap(lambda key: loop.init(key, cfg)))
+    step = jax.jit(jax.vmap(lambda run: loop.step(run, cfg)), donate_argnums=0)
     keys = jax.random.split(jax.random.key(0), 2)
     run = init(keys)
     for _ in range(3):

@@ -63,6 +63,20 @@ def test_pieces_are_resumed_in_one_piece_and_the_other_way_round(swept, tmp_path
     require_close((learner, rows), (whole[0], whole[1][1:]))
 
 
+def test_the_script_goes_on_with_a_sweep(tmp_path, capsys, monkeypatch):
+    words = f"{TINY} --sweep learning_rate=1e-3,1e-2 num-epochs=1,2 --eval-episodes 0 --run-dir"
+    whole = train.main([*words.split(), str(tmp_path / "whole")])
+    run = jmarl.run
+    monkeypatch.setattr(jmarl, "run", lambda *args, **kwargs: run(*args, **kwargs, callback=lambda *_: True))
+    folder = train.main([*words.split(), str(tmp_path / "stopped")])
+    assert f"To go on: python benchmarks/train.py --resume {folder}" in capsys.readouterr().out
+    monkeypatch.undo()
+    assert train.main(["--resume", str(folder)]) == folder and not (folder / ".checkpoints").exists()
+    for path in whole.glob("*/metrics.json"):
+        values, again = (plotting.load_metrics(root / path.parent.name) for root in (whole, folder))
+        jax.tree.map(np.testing.assert_array_equal, values, again)
+
+
 def test_the_script_leaves_a_run_folder_for_each_setting(tmp_path, capsys):
     words = f"{TINY} --sweep learning_rate=1e-3,1e-2 hidden-sizes=8,4+4 --run-dir {tmp_path / 'sweep'}"
     assert train.main(words.split()) == tmp_path / "sweep"
