@@ -200,7 +200,7 @@ def test_bad_replay_is_refused_in_one_sentence_and_leaves_no_folder(words, sente
 
 def test_quick_preset():
     _, options, config = parse("vdn --preset quick")
-    assert (options.seeds, options.num_updates_per_step, options.total_steps) == (1, 64, 180_000)
+    assert (options.seeds, options.num_updates_per_step, options.total_steps) == (1, 64, 210_000)
     assert options.preset == "quick" and config.gamma == 0.85
 
 

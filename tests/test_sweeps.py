@@ -84,7 +84,7 @@ def test_the_script_leaves_a_run_folder_for_each_setting(tmp_path, capsys):
     assert "4 settings of 2 seeds in 2 compilations" in out
     names = [f"learning-rate={rate}-hidden-sizes={sizes}" for rate in ("1e-3", "1e-2") for sizes in ("8", "4+4")]
     assert "return_sum at the end" in out and out.count(" to ") == 4
-    assert sorted(path.name for path in (tmp_path / "sweep").iterdir()) == sorted(names)
+    assert sorted(path.name for path in (tmp_path / "sweep").iterdir()) == sorted([".sweep.json", *names])
 
     folder = tmp_path / "sweep" / names[3]
     facts = json.loads((folder / "config.json").read_text())
