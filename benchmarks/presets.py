@@ -184,9 +184,12 @@ def value_based(algorithm: str, env: str) -> Preset:
         preset = Preset(env, config, {"agent_ids": True}, num_envs=16, rollout_length=32, total_steps=1_000_000)
         return preset._replace(num_resets=2, replay=Replay(buffer_size=50_000, num_updates=8, warmup_steps=5000))
     if "SMAX" in env:
-        config = config_class(learning_rate=1e-3, learning_rate_schedule="linear", epsilon_steps=100_000)
-        kwargs, replay = {"map_name": "3m"}, Replay(num_updates=8)
-        return Preset(env, config, kwargs, num_envs=32, rollout_length=16, total_steps=1_000_000, replay=replay)
+        config = config_class(
+            learning_rate=1e-3, learning_rate_schedule="linear", epsilon_steps=100_000, hidden_sizes=(128, 128)
+        )
+        # With one network for all, marines that do not know who they are win fewer battles.
+        kwargs, replay = {"map_name": "3m", "agent_ids": True}, Replay(num_updates=8)
+        return Preset(env, config, kwargs, num_envs=32, rollout_length=16, total_steps=2_000_000, replay=replay)
     # A rate that falls to 0, and copies of the target: without either CartPole is forgotten as often as it is learnt.
     config = config_class(
         learning_rate=5e-4,
