@@ -505,8 +505,8 @@ def _better(old: Best, new: Best) -> Best:
     is_better = (new_score > old_score) | np.isnan(old_score)
 
     def pick(x, y):
-        where = jnp.where if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else np.where
-        return where(is_better.reshape(-1, *[1] * (x.ndim - 1)), x, y)
+        where = is_better.reshape(-1, *[1] * (x.ndim - 1))
+        return jnp.where(where, x, y) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else np.where(where, x, y)
 
     return jax.tree.map(pick, new, old)
 
