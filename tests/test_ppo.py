@@ -246,9 +246,10 @@ def test_target_kl_stops_the_iteration():
     state, _ = learner.update(run.learner, batch, jax.random.key(0))
     jax.tree.map(np.testing.assert_array_equal, state.params, run.learner.params)
     learner, run, batch = collect(env, SMALL.replace(target_kl=1e9))
-    state, _ = learner.update(run.learner, batch, jax.random.key(0))
-    never, _ = jmarl.ippo(env.spec, SMALL).update(run.learner, batch, jax.random.key(0))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), state.params, never.params)
+    with jax.disable_jit():  # compiled, they would be two programs, which round in two ways
+        state, _ = learner.update(run.learner, batch, jax.random.key(0))
+        never, _ = jmarl.ippo(env.spec, SMALL).update(run.learner, batch, jax.random.key(0))
+    jax.tree.map(np.testing.assert_array_equal, state.params, never.params)
 
 
 @pytest.mark.parametrize("clip_separately", [False, True])
