@@ -83,6 +83,10 @@ class UsageError(Exception):
     """What the user can put right: one sentence, no traceback."""
 
 
+class Interrupted(UsageError):
+    """Ctrl-C, where there was nothing to keep."""
+
+
 @contextlib.contextmanager
 def usage_errors(*also: type[Exception]) -> Iterator[None]:
     """Ends the script with exit code 2 and one sentence on a `UsageError`, and on exceptions of the types `also`."""

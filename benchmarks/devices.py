@@ -8,14 +8,12 @@ rounds), and for each round the CPU seconds per step and the cores that other pr
 not ours.
 """
 
-import argparse
 import json
 import statistics
-import time
-from pathlib import Path
 from typing import Any
 
-from in_turn import measure_in_turn, write
+import in_turn
+from in_turn import Watch, measure_in_turn, write
 
 # Devices (None: one for each core) and `seed_axis` of `jmarl.run`.
 WAYS: dict[str, tuple[int | None, str | None]] = {"vmap": (1, "vmap"), "map": (1, "map"), "cores": (None, None)}
@@ -27,16 +25,10 @@ def measure(name: str, way: str, num_seeds: int, seconds: float) -> dict[str, fl
 
     num_devices, seed_axis = WAYS[way]
     jmarl.use_cores(num_devices)
-    # Not before, since they start jax.
-    from throughput import cpu_seconds
-    from whole_run import SETTINGS
+    from whole_run import SETTINGS  # not before, since it starts jax
 
     loop, config, num_steps = SETTINGS[name]
-    marks = []
-
-    def mark(env_steps, metrics, state):
-        marks.append((env_steps, time.perf_counter(), cpu_seconds()))
-        return len(marks) > 3 and marks[-1][1] - marks[0][1] >= seconds
+    watch = Watch(seconds)
 
     import jax
 
@@ -48,16 +40,9 @@ def measure(name: str, way: str, num_seeds: int, seconds: float) -> dict[str, fl
         steps_per_chunk=max(1, num_steps // 10),
         num_seeds=num_seeds,
         seed_axis=seed_axis,
-        callback=mark,
+        callback=watch,
     )
-    (first, begin, (machine, own)), (last, end, (machine_after, own_after)) = marks[0], marks[-1]
-    steps, wall = num_seeds * (last - first), end - begin
-    return {
-        "steps_per_s": steps / wall,
-        "cpu_s_per_step": (own_after - own) / steps,
-        "own_cores": (own_after - own) / wall,
-        "other_processes_cores": (machine_after - machine - (own_after - own)) / wall,
-    }
+    return watch.speed(num_seeds)
 
 
 def compare(name: str, num_seeds: int, rounds: int, seconds: float) -> dict[str, Any]:
@@ -79,13 +64,9 @@ def compare(name: str, num_seeds: int, rounds: int, seconds: float) -> dict[str,
 
 def main() -> None:
     """Compares, prints and writes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = in_turn.parser(__doc__, WAYS, seconds=10.0)
     parser.add_argument("names", nargs="+", help="settings of whole_run.py")
     parser.add_argument("--seeds", type=int, nargs="+", default=[8])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement, at least")
-    parser.add_argument("--out", type=Path, help="a JSON file to write")
-    parser.add_argument("--child", choices=WAYS, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
         print(json.dumps(measure(args.names[0], args.child, args.seeds[0], args.seconds)))

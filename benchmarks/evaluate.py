@@ -48,7 +48,7 @@ def evaluate(
         return jmarl.evaluate(env, player, state, key_play, num_episodes=num_episodes)
 
     # As in `jmarl.run`: compiling takes far longer than playing.
-    play_all = jax.jit(jax.vmap(play), compiler_options=jmarl.running.compiler_options(1))
+    play_all = jax.jit(jax.vmap(play), compiler_options=jmarl.rows.compiler_options(1))
     return play_all(states, jax.random.split(key, len(states.step)))
 
 

@@ -1,13 +1,51 @@
 """Measurements in turn, each in a process of its own, so that a machine that slows down slows them all."""
 
+import argparse
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jmarl
+
+
+class Watch:
+    """The callback of `jmarl.run` that stops it `seconds` after its first chunk, and how fast it was since."""
+
+    def __init__(self, seconds: float):
+        self._seconds = seconds
+        self._marks: list[tuple] = []
+
+    def __call__(self, env_steps: int, metrics: Any, state: Any) -> bool:
+        from throughput import cpu_seconds  # here, since it starts jax
+
+        self._marks.append((env_steps, time.perf_counter(), cpu_seconds()))
+        return len(self._marks) > 3 and self._marks[-1][1] - self._marks[0][1] >= self._seconds
+
+    def speed(self, num_seeds: int) -> dict[str, float]:
+        """Of all seeds together, and the cores that this process and others used meanwhile."""
+        (first, begin, (machine, own)), (last, end, (machine_after, own_after)) = self._marks[0], self._marks[-1]
+        steps, wall, used = num_seeds * (last - first), end - begin, own_after - own
+        return {
+            "steps_per_s": steps / wall,
+            "seconds": wall,
+            "cpu_s_per_step": used / steps,
+            "own_cores": used / wall,
+            "other_processes_cores": (machine_after - machine - used) / wall,
+        }
+
+
+def parser(doc: str | None, ways: Iterable[str], seconds: float) -> argparse.ArgumentParser:
+    """What the scripts' command lines share."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=seconds, help="of each measurement, at least")
+    parser.add_argument("--out", type=Path, help="a JSON file to write")
+    parser.add_argument("--child", choices=list(ways), help=argparse.SUPPRESS)
+    return parser
 
 
 def measure_in_turn(script: str, words: Sequence[str], ways: Iterable[str], rounds: int) -> dict[str, list[Any]]:

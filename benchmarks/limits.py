@@ -9,7 +9,8 @@ The settings are those of whole_run.py, one seed. Milliseconds per iteration:
 - update: the rest of the iteration, replay included;
 - products: all matrix products of the iteration, each shape by itself, many times in a row.
 
-Environments and products together are what no other way to write the same iteration could do without on this machine.
+Environments and products together are about the least that an iteration can take on this machine, however it is
+written; about, since a product that is measured alone may be slower than one in its place.
 """
 
 import argparse

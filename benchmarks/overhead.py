@@ -3,20 +3,20 @@
     python benchmarks/overhead.py maddpg mappo --rounds 3 --out results/devices/overhead.json
 
 Each is the preset's run on MPE simple_spread, in a process of its own, cut off after `--seconds` of training; the two
-in turn. One JSON object comes out: for each algorithm the ratio of the medians of environment steps per second, and per
-round the cores that other processes used: above 0.1 the machine was not ours.
+in turn. All sinks: the extras tensorboard and wandb are needed. One JSON object comes out: for each algorithm the ratio
+of the medians of environment steps per second, and per round the cores that other processes used: above 0.1 the machine
+was not ours.
 """
 
-import argparse
 import json
 import os
 import statistics
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
-from in_turn import measure_in_turn, write
+import in_turn
+from in_turn import Watch, measure_in_turn, write
 
 WAYS = ("bare", "saved and with all sinks")
 
@@ -28,7 +28,6 @@ def measure(algorithm: str, is_bare: bool, seconds: float) -> dict[str, float]:
     import jmarl
     import train
     from command_line import env_kwargs_of, make_loop, parse
-    from throughput import cpu_seconds
 
     words = [algorithm, "--env", "MPE_simple_spread_v3"]
     _, options, config = parse(words, train._options, script="overhead.py", does="Measures {algorithm} on {env}.")
@@ -36,12 +35,7 @@ def measure(algorithm: str, is_bare: bool, seconds: float) -> dict[str, float]:
     env, _ = train.make_envs(options.env, env_kwargs_of(algorithm, options))
     loop = make_loop(algorithm, env, options, num_envs=options.num_envs)
     num_steps = round(options.total_steps / loop.env_steps_per_step)
-    marks = []
-
-    def mark(env_steps, metrics, state):
-        marks.append((env_steps, time.perf_counter(), cpu_seconds()))
-        return marks[-1][1] - marks[0][1] >= seconds
-
+    watch = Watch(seconds)
     with tempfile.TemporaryDirectory() as name:
         folder, log = Path(name), jmarl.logging
         os.environ["WANDB_MODE"] = "offline"
@@ -66,16 +60,10 @@ def measure(algorithm: str, is_bare: bool, seconds: float) -> dict[str, float]:
             num_steps=100 * num_steps,
             steps_per_chunk=max(1, num_steps // 100),
             num_seeds=options.seeds,
-            callback=mark,
+            callback=watch,
             **kept,
         )
-    (first, begin, (machine, own)), (last, end, (machine_after, own_after)) = marks[0], marks[-1]
-    wall = end - begin
-    return {
-        "steps_per_s": options.seeds * (last - first) / wall,
-        "seconds": wall,
-        "other_processes_cores": (machine_after - machine - (own_after - own)) / wall,
-    }
+    return watch.speed(options.seeds)
 
 
 def compare(algorithm: str, rounds: int, seconds: float) -> dict[str, Any]:
@@ -87,12 +75,8 @@ def compare(algorithm: str, rounds: int, seconds: float) -> dict[str, Any]:
 
 def main() -> None:
     """Compares, prints and writes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = in_turn.parser(__doc__, WAYS, seconds=70.0)
     parser.add_argument("algorithms", nargs="+")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=70.0, help="of each measurement, at least")
-    parser.add_argument("--out", type=Path, help="a JSON file to write")
-    parser.add_argument("--child", choices=WAYS, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
         print(json.dumps(measure(args.algorithms[0], args.child == "bare", args.seconds)))

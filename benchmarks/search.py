@@ -3,9 +3,10 @@
     python benchmarks/search.py mappo --space learning-rate=1e-4:1e-2:log gamma=0.8:0.99 hidden-sizes=64+64,128+128 \\
         --trials 20 --seeds 4 --total-steps 5e5 --run-dir runs/search
 
-A choice is LOW:HIGH, LOW:HIGH:log, or values with commas between them, the numbers of a list with `+`; any option of
-train.py can be searched, and all others are as for train.py. Each trial leaves a run folder. The study is in study.db,
-for optuna's own tools: the same command goes on with it, until there are as many trials as it says.
+A choice is LOW:HIGH, LOW:HIGH:log, or values with commas between them (as whole numbers need), the numbers of a list
+with `+`; any option of train.py can be searched, and all others are as for train.py. Each trial leaves a run folder.
+The study is in study.db, for optuna's own tools: the same command goes on with it, until there are as many trials as it
+says.
 """
 
 import argparse
@@ -15,17 +16,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import optuna
-from optuna.trial import TrialState as State
 from rich.console import Console
 from rich.table import Table
 
 import train
-from command_line import UsageError, env_kwargs_of, usage_errors
+from command_line import Interrupted, UsageError, env_kwargs_of, usage_errors
 from jmarl.logging import Sink
 from sweeping import as_option, setting_of
 
 QUIET = ("--no-gif", "--absolute-episodes", "0", "--checkpoint-every", "0")  # what a trial has no need of
+try:
+    import optuna
+    from optuna.trial import TrialState as State
+except ImportError:
+    sys.exit('search.py needs optuna: pip install "jmarl[search]"')
+
 SAMPLERS = {"random": optuna.samplers.RandomSampler, "tpe": optuna.samplers.TPESampler}
 
 
@@ -56,6 +61,8 @@ def search(args: argparse.Namespace, rest: Sequence[str]) -> optuna.Study:
         print(f"\nTrial {number + 1} of {args.trials}: {_show(values)}")
         try:
             scores, state = _train(trial, [*rest, *_words(values), *QUIET, "--run-dir", str(folder)], args.metric)
+        except Interrupted:
+            raise
         except UsageError as error:  # some combinations are not possible: that is no reason to stop
             print(f"This trial failed: {error}")
             scores, state = [], State.FAIL

@@ -35,7 +35,16 @@ import jmarl
 import plotting
 import presets
 import rendering
-from command_line import UsageError, env_kwargs_of, make_loop, parse, show_key_values, usage_errors, with_replay
+from command_line import (
+    Interrupted,
+    UsageError,
+    env_kwargs_of,
+    make_loop,
+    parse,
+    show_key_values,
+    usage_errors,
+    with_replay,
+)
 from jmarl.logging import Sink
 from jmarl.types import Env, Learner, RunState, TrainState
 from runs import as_tuple, load_run, read_config
@@ -251,7 +260,7 @@ def train(
                 shutil.rmtree(folder)
             raise UsageError(str(error)) from error
         except KeyboardInterrupt:  # while compiling, or the second Ctrl-C
-            raise UsageError(f"interrupted. {how_to_resume}" if options.checkpoint_every else "interrupted.") from None
+            raise Interrupted(f"interrupted. {how_to_resume}" if options.checkpoint_every else "interrupted.") from None
     if options.checkpoint_every and not is_finished:
         print(how_to_resume)
     _write_whole(folder / "params.safetensors", lambda path: jmarl.export.save_parameters(learners.params, path))
@@ -321,7 +330,7 @@ def _absolute(
         return jax.tree.map(lambda x: x.mean(0), rounds)
 
     # Compiling takes far longer than playing.
-    play_all = jax.jit(jax.vmap(play), compiler_options=jmarl.running.compiler_options(1))
+    play_all = jax.jit(jax.vmap(play), compiler_options=jmarl.rows.compiler_options(1))
     metrics = play_all(states, jax.random.split(key, len(states.step)))
     return {f"absolute/{name.removeprefix('eval/')}": np.asarray(values) for name, values in metrics.items()}
 

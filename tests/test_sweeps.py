@@ -72,7 +72,9 @@ def test_the_script_goes_on_with_a_sweep(tmp_path, capsys, monkeypatch):
     assert f"To go on: python benchmarks/train.py --resume {folder}" in capsys.readouterr().out
     monkeypatch.undo()
     assert train.main(["--resume", str(folder)]) == folder and not (folder / ".checkpoints").exists()
-    for path in whole.glob("*/metrics.json"):
+    paths = list(whole.glob("*/metrics.json"))
+    assert len(paths) == 4
+    for path in paths:
         values, again = (plotting.load_metrics(root / path.parent.name) for root in (whole, folder))
         jax.tree.map(np.testing.assert_array_equal, values, again)
 
