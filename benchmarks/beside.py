@@ -28,9 +28,10 @@ def _children_seconds() -> float:
     return used.children_user + used.children_system
 
 
-def _measure(command: list[str]) -> dict:
+def _measure(command: list[str], **variables: str) -> dict:
     machine, own = _busy_seconds(), _children_seconds()
-    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    environ = os.environ | variables
+    output = subprocess.run(command, check=True, capture_output=True, text=True, env=environ).stdout
     result = json.loads(output.strip().splitlines()[-1])
     rate = result["steps_per_second"]
     if isinstance(rate, dict):
@@ -42,15 +43,19 @@ def _measure(command: list[str]) -> dict:
     }
 
 
-def beside(name: str, command: list[str], rounds: int) -> dict:
-    """Measures both `rounds` times in turn."""
-    theirs, ours = [], []
+def beside(name: str, command: list[str], rounds: int, devices: int) -> dict:
+    """Measures both `rounds` times in turn, ours also on several devices."""
+    run = [sys.executable, str(_HERE / "whole_run.py"), name]
+    theirs, ours, shared = [], [], []
     for _ in range(rounds):
         theirs.append(_measure(command))
-        ours.append(_measure([sys.executable, str(_HERE / "whole_run.py"), name]))
+        ours.append(_measure(run))
         print(f"theirs {theirs[-1]}\nours   {ours[-1]}", file=sys.stderr, flush=True)
+        if devices > 1:
+            shared.append(_measure(run, JAX_NUM_CPU_DEVICES=str(devices)))
+            print(f"shared {shared[-1]}", file=sys.stderr, flush=True)
 
-    def ratio(key):
+    def ratio(key, ours):
         other = statistics.median(x[key] for x in theirs)
         return statistics.median(x[key] for x in ours) / other if other else None
 
@@ -58,10 +63,20 @@ def beside(name: str, command: list[str], rounds: int) -> dict:
 
     return {
         "name": name,
-        "speed_ratio": ratio("steps_per_second"),
-        "compile_ratio": ratio("trace_and_compile_s"),
+        "speed_ratio": ratio("steps_per_second", ours),
+        "compile_ratio": ratio("trace_and_compile_s", ours),
         "theirs": theirs,
         "ours": ours,
+        **(
+            {
+                "num_devices": devices,
+                "speed_ratio_shared": ratio("steps_per_second", shared),
+                "compile_ratio_shared": ratio("trace_and_compile_s", shared),
+                "shared": shared,
+            }
+            if shared
+            else {}
+        ),
         "system": jmarl.logging.system_facts(),
     }
 
@@ -70,10 +85,11 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", help="a setting of whole_run.py")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--devices", type=int, default=1, help="CPU cores that share our environments, as a third way")
     parser.add_argument("--out", type=pathlib.Path, help="a JSON file to write")
     parser.add_argument("command", nargs="+", help="the other library's command, after --")
     args = parser.parse_args()
-    text = json.dumps(beside(args.name, args.command, args.rounds), indent=1)
+    text = json.dumps(beside(args.name, args.command, args.rounds, args.devices), indent=1)
     print(text)
     if args.out:
         args.out.write_text(text + "\n")

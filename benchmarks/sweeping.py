@@ -161,6 +161,7 @@ def _train_together(group: Sequence[Setting], folder: Path) -> bool:
         num_seeds=options.seeds,
         sinks=sinks,
         devices=options.devices,
+        split=options.split,
         evaluation=jmarl.Evaluation(options.eval_episodes, options.eval_every, eval_env)
         if options.eval_episodes
         else None,

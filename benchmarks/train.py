@@ -23,7 +23,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -70,6 +70,7 @@ class Options:
     devices: int | None = (
         None  # among which seeds are shared, and of a CPU its cores; None: all that can have equally many
     )
+    split: Literal["seeds", "envs"] = "seeds"  # what devices share: seeds, or the environments of each
     distributed: bool = False  # one of several processes that share the seeds, as srun starts them; needs --run-dir
     run_dir: Path | None = None  # a new folder for the results; None: runs/ALGORITHM-ENV-TIME
     checkpoint_every: float = 60.0  # seconds between two checkpoints, from which --resume goes on; 0: none
@@ -148,7 +149,7 @@ def make_envs(name: str, env_kwargs: dict[str, Any]) -> tuple[Env, Env]:
     return jmarl.make(name, **env_kwargs), jmarl.make(name, **plain)
 
 
-def use_devices(devices: int | None, distributed: bool, num_rows: int) -> None:
+def use_devices(devices: int | None, distributed: bool, num_shared: int) -> None:
     """Joins processes, and makes a device of each core of a CPU, or of as many as --devices says."""
     if devices is not None and devices < 1:
         raise UsageError(f"--devices {devices} must be at least 1.")
@@ -157,7 +158,7 @@ def use_devices(devices: int | None, distributed: bool, num_rows: int) -> None:
             jax.distributed.initialize()
     except (RuntimeError, ValueError) as error:
         raise UsageError(str(error)) from error
-    if devices or num_rows > 1:
+    if devices or num_shared > 1:
         with contextlib.suppress(RuntimeError):  # jax has started already: `jmarl.run` takes what is there
             jmarl.use_cores(devices)  # of no consequence where there is a GPU
 
@@ -190,7 +191,8 @@ def train(
 ) -> Path:
     """Trains and fills the run folder, also when Ctrl-C, or the callback of `jmarl.run`, ends the training early."""
     num_absolute = _num_absolute(options)
-    use_devices(options.devices, options.distributed, options.seeds)
+    num_shared = options.seeds if options.split == "seeds" else options.num_envs
+    use_devices(options.devices, options.distributed, num_shared)
     is_first = jax.process_index() == 0  # of several processes: the one that writes
     if options.distributed and options.run_dir is None:
         raise UsageError("--distributed needs --run-dir, on which all processes agree.")
@@ -238,6 +240,7 @@ def train(
                 steps_per_chunk=options.log_every,
                 num_seeds=options.seeds,
                 devices=options.devices,
+                split=options.split,
                 sinks=[jmarl.logging.terminal(), *sinks, *(_kept_open(sink, at_the_end) for sink in files)],
                 evaluation=evaluation if options.eval_episodes else None,
                 checkpoint=checkpoint if options.checkpoint_every else None,

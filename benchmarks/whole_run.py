@@ -1,8 +1,10 @@
-"""Speed and compile time of a whole compiled run in the settings of JaxMARL's own scripts, to be run beside them.
+"""Speed and compile time of a whole run in the settings of JaxMARL's own scripts, to be run beside them.
 
     python benchmarks/whole_run.py ippo_ff
+    JAX_NUM_CPU_DEVICES=2 python benchmarks/whole_run.py ippo_ff
 
-One line of JSON per call: environment steps per second of each repeat, trace and compile seconds, versions.
+Measured is what `jmarl.run` compiles; where there are several devices, they share the environments. One line of JSON per call: environment steps per second of each repeat, trace and
+compile seconds, versions.
 """
 
 import dataclasses
@@ -13,6 +15,7 @@ import time
 import jax
 
 import jmarl
+from jmarl import parallel, rows
 
 # Networks, environments, rollouts and updates of JaxMARL 0.2's scripts for MPE_simple_spread_v3; names that end in _16
 # have those of XuanCe 1.4: 16 environments, and for learners from replay one update of batch 256 in 400 steps.
@@ -85,14 +88,19 @@ def measure(name: str, repeats: int = 2) -> dict:
     """Compiles a run once, and times it."""
     loop, config, num_steps = SETTINGS[name]
     start = time.perf_counter()
-    lowered = jax.jit(jmarl.make_train(loop, num_steps)).lower(jax.random.key(0), config)
+    config = jmarl.training.with_horizon(loop, config, num_steps)
+    placement = parallel.Placement(jax.devices(), "envs")
+    keys = jax.random.split(jax.random.key(0), 1)
+    functions = rows.Functions(loop, config, None, placement, loop.env, 1, keys, {})
+    lowered = functions.init.lower(keys, {}), functions.chunk.lower(functions.example, num_steps, {})
     traced = time.perf_counter()
-    train = lowered.compile()
+    init, chunk = (each.compile(rows.compiler_options(level)) for each, level in zip(lowered, (0, 1), strict=True))
     compiled = time.perf_counter()
     rates = []
     for i in range(repeats):
+        keys = placement.put(jax.random.split(jax.random.key(i), 1), placement.rows)
         begin = time.perf_counter()
-        jax.block_until_ready(train(jax.random.key(i), config))
+        jax.block_until_ready(chunk(init(keys, {}), num_steps, {}))
         rates.append(num_steps * loop.env_steps_per_step / (time.perf_counter() - begin))
     return {
         "name": name,

@@ -6,6 +6,7 @@ order.
 """
 
 import contextlib
+import math
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,9 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
+from jax.flatten_util import ravel_pytree
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jmarl.types import RunState
+from jmarl.types import Network, RunState
 
 __all__ = ["gather", "use_cores"]
 
@@ -108,12 +110,12 @@ class Placement:
 
     def __init__(self, devices: Sequence[jax.Device], split: str = "seeds"):
         self.devices, self.split = devices, split
-        self.mesh = jax.sharding.Mesh(np.array(devices), ("devices",))  # automatic axes: jitted environments need them
-        everywhere, rows = PartitionSpec(), PartitionSpec("devices")
+        self.mesh = jax.sharding.Mesh(np.array(devices), (split,))  # automatic axes: jitted environments need them
+        everywhere, rows = PartitionSpec(), PartitionSpec(split)
         if split == "seeds":
             self.everywhere, self.rows, self.state = everywhere, rows, rows  # type: Any, Any, Any
-        else:  # the learner is on every device, and the compiler adds up the gradients
-            envs: Any = PartitionSpec(None, "devices")
+        else:  # the learner is on every device, see `together`
+            envs: Any = PartitionSpec(None, split)
             self.everywhere, self.rows = everywhere, everywhere
             self.state = RunState(
                 learner=everywhere,  # type: ignore[arg-type]
@@ -137,6 +139,8 @@ class Placement:
         """A batched function with every argument and result in its place."""
         if self.split == "seeds" and len(self.devices) > 1:
             function = jax.shard_map(function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+        elif len(self.devices) > 1:
+            function = _in_sight_of(self.mesh, function)
         shardings = self._shardings((in_specs, out_specs))
         return jax.jit(function, in_shardings=shardings[0], out_shardings=shardings[1], **options)
 
@@ -147,6 +151,130 @@ class Placement:
     def _shardings(self, specs: Any) -> Any:
         is_spec = lambda x: isinstance(x, PartitionSpec)  # noqa: E731
         return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), specs, is_leaf=is_spec)
+
+
+# ------------------------------------------------------------------------------- one learner on several devices
+#
+# Devices that share the environments of a run have its learner, and what it learns from, each as a whole. What costs
+# time, the networks, they compute `together`: each a part of the batch. Nothing else changes, so the numbers are those
+# of one device for every algorithm. Collectives take long to meet, not to talk: all arrays of a kind go in one.
+
+_ENVS = "envs"
+
+
+def _in_sight_of(mesh: jax.sharding.Mesh, function: Callable) -> Callable:
+    """`function`, in which `together` finds the mesh."""
+
+    def traced(*args):
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            return function(*args)
+
+    return traced
+
+
+def together(function: Callable, in_axes: Sequence[Any]) -> Callable:
+    """`function`, in which devices that share environments may `split` work.
+
+    Args:
+      function: of arrays that are whole on every device; so are its results.
+      in_axes: where the environments are in each argument, as for `jax.vmap`: these parts are joined first.
+    """
+
+    def computed(*args):
+        if _ENVS not in jax.sharding.get_abstract_mesh().axis_names:
+            return function(*args)
+        whole = PartitionSpec()
+        specs = jax.tree.map(
+            lambda axis: whole if axis is None else PartitionSpec(*[None] * axis, _ENVS), in_axes, is_leaf=_is_none
+        )
+        return jax.shard_map(
+            lambda *args: function(*_joined(args, in_axes)), in_specs=specs, out_specs=whole, check_vma=False
+        )(*args)
+
+    return computed
+
+
+def split(function: Callable, in_axes: Sequence[Any], out_axes: Any) -> Callable:
+    """`function(params, *args)`, whose batch devices that compute `together` share; elsewhere `function` itself.
+
+    Args:
+      function: independent along the batch.
+      in_axes: where that is in each of `args`, as for `jax.vmap`.
+      out_axes: where it is in the result.
+    """
+
+    def computed(params, *args):
+        num = _num_together()
+        if num == 1 or jax.tree.leaves(args[-1])[0].shape[in_axes[-1]] % num:
+            return function(params, *args)
+        flat, unravel = ravel_pytree(params)  # for one sum over devices, of all gradients
+
+        def forward(flat, args):
+            mine = _parts(args, in_axes)
+            out, pullback = jax.vjp(lambda flat, mine: function(unravel(flat), *mine), flat, mine)
+            return _joined(out, out_axes), pullback
+
+        def backward(pullback, gradient):
+            flat, mine = pullback(_parts(gradient, out_axes))
+            return jax.lax.psum(flat, _ENVS), _joined(mine, in_axes)
+
+        shared = jax.custom_vjp(lambda flat, args: forward(flat, args)[0])
+        shared.defvjp(forward, backward)
+        return shared(flat, args)
+
+    return computed
+
+
+def split_network(net: Network) -> Network:
+    """A network whose batch devices that compute `together` share."""
+    return net._replace(apply=split(net.apply, (0, 1, 1), (0, 1)))
+
+
+def _num_together() -> int:
+    try:
+        return jax.lax.axis_size(_ENVS)
+    except NameError:  # nothing is computed together here
+        return 1
+
+
+def _parts(tree: Any, axes: Any) -> Any:
+    """This device's part of each array along its axis."""
+    num, i = _num_together(), jax.lax.axis_index(_ENVS)
+
+    def part(x, axis):
+        size = x.shape[axis] // num
+        return jax.lax.dynamic_slice_in_dim(x, i * size, size, axis)
+
+    return jax.tree.map(lambda axis, x: jax.tree.map(lambda leaf: part(leaf, axis), x), axes, tree)
+
+
+def _joined(tree: Any, axes: Any) -> Any:
+    """The inverse of `_parts`, on every device; what has the axis None is whole already."""
+    num = _num_together()
+    leaves, treedef = jax.tree.flatten(tree)
+    axes = jax.tree.map(lambda axis, x: [axis] * len(jax.tree.leaves(x)), axes, tree, is_leaf=_is_none)
+    axes = jax.tree.leaves(axes, is_leaf=_is_none)
+    kinds: dict[Any, list[int]] = {}
+    for i, x in enumerate(leaves):
+        if axes[i] is not None:
+            kinds.setdefault(x.dtype, []).append(i)
+    for kind, places in kinds.items():
+        shapes = [leaves[i].shape for i in places]
+        if kind == jax.dtypes.float0:  # gradients of integers
+            parts = [np.zeros((num, *shape), kind) for shape in shapes]
+        else:
+            flat = jax.lax.all_gather(jnp.concatenate([leaves[i].ravel() for i in places]), _ENVS)
+            ends = np.cumsum([math.prod(shape) for shape in shapes])[:-1]
+            parts = [x.reshape(num, *shape) for x, shape in zip(jnp.split(flat, ends, axis=1), shapes, strict=True)]
+        for i, part, shape in zip(places, parts, shapes, strict=True):
+            axis = axes[i]
+            module = np if kind == jax.dtypes.float0 else jnp
+            leaves[i] = module.moveaxis(part, 0, axis).reshape(*shape[:axis], -1, *shape[axis + 1 :])
+    return jax.tree.unflatten(treedef, leaves)
+
+
+def _is_none(x: Any) -> bool:
+    return x is None
 
 
 def to_host(tree: Any) -> Any:

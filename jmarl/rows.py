@@ -77,9 +77,9 @@ class Functions:
 
 def _seed_axis(placement: parallel.Placement, num_rows: int, num_agents: int) -> str:
     """The faster way for so many agents in all environments of a seed, as benchmarks/devices.py measures it."""
-    if jax.default_backend() != "cpu" or placement.split == "envs":
+    if jax.default_backend() != "cpu":
         return "vmap"
-    is_alone = num_rows == len(placement.devices) * jax.process_count()  # an axis of length 1 costs, too
+    is_alone = num_rows == (1 if placement.split == 'envs' else len(placement.devices)) * jax.process_count()  # an axis of length 1 costs, too
     return "map" if is_alone or num_agents >= 16 else "vmap"
 
 

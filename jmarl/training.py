@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
+from jmarl import parallel
 from jmarl.types import Algorithm, Buffer, Env, EpisodeStats, Learner, Loop, Metrics, RunState, Trajectory, Transition
 
 __all__ = ["make_train", "off_policy", "on_policy", "rollout", "start", "sweep", "where_last"]
@@ -134,6 +135,8 @@ def _count_episodes(episodes: EpisodeStats, reward: Array, last: Array, info: di
 
 # --------------------------------------------------------------------------------------------------------- loops
 
+_ENVS_OF_A_ROLLOUT = Trajectory(steps=1, carry=0)  # type: ignore[arg-type]  # axes
+
 
 def on_policy(
     env: Env, algorithm: Algorithm, *, num_envs: int, rollout_length: int, num_resets: int | None = None
@@ -156,7 +159,8 @@ def on_policy(
         learner = algorithm(env.spec, cfg)
         run, batch, metrics = rollout(env, learner, run, length=rollout_length, num_resets=num_resets)
         key, key_update = jax.random.split(run.key)
-        state, learning = learner.update(run.learner, batch, key_update)
+        update = parallel.together(learner.update, (None, _ENVS_OF_A_ROLLOUT, None))
+        state, learning = update(run.learner, batch, key_update)
         return run.replace(learner=state, key=key), {**metrics, **learning}
 
     return Loop(init, step, env, algorithm, num_envs * rollout_length)
@@ -208,7 +212,7 @@ def off_policy(
 
     def step(run, cfg):
         learner = algorithm(env.spec, cfg)
-        run, metrics = collect(learner, run)
+        run, trajectory, metrics = act(learner, run)
         keys = jax.random.split(run.key, 1 + 2 * num_updates)
 
         def learn(carry, keys):
@@ -220,8 +224,12 @@ def off_policy(
             learning.pop("priority", None)
             return (state, memory), learning
 
-        keys_learn = keys[1:].reshape(num_updates, 2)
-        (state, memory), learning = jax.lax.scan(learn, (run.learner, run.buffer), keys_learn)
+        def remember_and_learn(state, memory, trajectory, keys):
+            return jax.lax.scan(learn, (state, buffer.add(memory, trajectory)), keys)
+
+        (state, memory), learning = parallel.together(remember_and_learn, (None, None, _ENVS_OF_A_ROLLOUT, None))(
+            run.learner, run.buffer, trajectory, keys[1:].reshape(num_updates, 2)
+        )
         learning = jax.tree.map(lambda x: jnp.mean(x, axis=0), learning)
         return run.replace(learner=state, buffer=memory, key=keys[0]), {**metrics, **learning}
 

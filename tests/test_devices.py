@@ -28,7 +28,14 @@ MAPPO = jmarl.on_policy(MEMORY, jmarl.mappo, num_envs=8, rollout_length=4)
 QMIX = jmarl.off_policy(
     MEMORY, jmarl.qmix, buffer=buffers.uniform(64, 8), num_envs=4, rollout_length=4, warmup_steps=16
 )
-CASES = {"mappo": (MAPPO, PPO), "qmix": (QMIX, jmarl.QConfig(**SMALL))}
+MADDPG = jmarl.off_policy(
+    MEMORY, jmarl.maddpg, buffer=buffers.uniform(64, 8), num_envs=4, rollout_length=4, warmup_steps=16
+)
+CASES = {
+    "mappo": (MAPPO, PPO),
+    "qmix": (QMIX, jmarl.QConfig(**SMALL)),
+    "maddpg": (MADDPG, jmarl.DDPGConfig(**SMALL)),
+}
 
 
 def train(name="mappo", **changes):
@@ -71,12 +78,43 @@ def compare_with_one_device(name):
     require_close(rows, one_rows)
 
 
-def environments_of_one_run():
-    state, rows = train(num_seeds=1, split="envs")
-    assert len(state.first.sharding.device_set) == 8 and len(state.first.addressable_shards[0].data[0]) == 1
-    one, one_rows = train(num_seeds=1, devices=1)
+def environments_of_mappo():
+    compare_environments_with_one_device("mappo", 8)
+
+
+def environments_of_qmix():
+    compare_environments_with_one_device("qmix", 4)
+
+
+def environments_of_maddpg():
+    compare_environments_with_one_device("maddpg", 2)
+
+
+def compare_environments_with_one_device(name, num):
+    state, rows = train(name, num_seeds=1, split="envs", devices=num)
+    num_envs = state.first.shape[1]
+    assert len(state.first.sharding.device_set) == num
+    assert len(state.first.addressable_shards[0].data[0]) == num_envs // num
+    one, one_rows = train(name, num_seeds=1, devices=1)
     require_close(state, one)
     require_close(rows, one_rows)
+
+
+def sums_over_devices():
+    """One for each network and step, of all its gradients: not one for each of its arrays."""
+    placement = jmarl.parallel.Placement(jax.devices()[:2], "envs")
+    net = jmarl.networks.network(jmarl.networks.Model(hidden_sizes=(8, 8), outputs=(jmarl.networks.Output(2),)), (3,))
+    shared = jmarl.parallel.split_network(net)
+    params, first = net.init(jax.random.key(0)), jnp.zeros((4, 6), bool)
+    x = jax.random.normal(jax.random.key(1), (4, 6, 3))
+
+    def gradients(params, x, net=shared):
+        return jax.grad(lambda params, x: jnp.sum(net.apply(params, (), x, first)[1] ** 2), argnums=(0, 1))(params, x)
+
+    everywhere = placement.everywhere
+    together = placement.jit(jmarl.parallel.together(gradients, (None, 1)), (everywhere, everywhere), everywhere)
+    require_close(together(params, x), gradients(params, x, net))
+    assert together.lower(params, x).compile().as_text().count(" all-reduce(") == 1
 
 
 def checkpoints():
@@ -107,7 +145,16 @@ def refusals():
         jmarl.use_cores(2)
 
 
-ON_EIGHT = [seeds_of_mappo, seeds_of_qmix, environments_of_one_run, checkpoints, refusals]
+ON_EIGHT = [
+    seeds_of_mappo,
+    seeds_of_qmix,
+    environments_of_mappo,
+    environments_of_qmix,
+    environments_of_maddpg,
+    sums_over_devices,
+    checkpoints,
+    refusals,
+]
 
 
 def in_a_process(*words, **variables):

@@ -21,7 +21,7 @@ import optax
 from flax import struct
 from jaxtyping import Array
 
-from jmarl import batching, losses, networks, optim
+from jmarl import batching, losses, networks, optim, parallel
 from jmarl.learners import replayed
 from jmarl.networks import actor_critic, heads
 from jmarl.types import Carry, EnvSpec, Learner, Metrics, Network, Numeric, Params, TrainState, Trajectory, static
@@ -269,7 +269,7 @@ def default_nets(spec: EnvSpec, cfg: COMAConfig) -> COMANets:
         num_features=spec.num_agents * num_actions,
         num_outputs=num_actions,
     )
-    return COMANets(actor, critic)
+    return COMANets(parallel.split_network(actor), parallel.split_network(critic))
 
 
 def _validate(spec: EnvSpec, cfg: COMAConfig) -> None:

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array
 
-from jmarl import exploration, losses, networks, optim
+from jmarl import exploration, losses, networks, optim, parallel
 from jmarl.learners import replayed
 from jmarl.networks import actor_critic, heads
 from jmarl.types import EnvSpec, Learner, Metrics, Network, Numeric, Params, TrainState, Trajectory, static
@@ -254,7 +254,7 @@ def default_nets(spec: EnvSpec, cfg: DDPGConfig) -> DDPGNets:
     model, head = actor_critic.from_config(cfg)
     code = replayed.action_code(spec)
     actor = actor_critic.of_own_view(spec, lambda size: (head(size, scale=0.01),), model, cfg.sharing)
-    return DDPGNets(actor, replayed.action_critic(spec, cfg, code), code)
+    return DDPGNets(parallel.split_network(actor), replayed.action_critic(spec, cfg, code), code)
 
 
 def training(nets: DDPGNets, cfg: DDPGConfig):

@@ -26,7 +26,7 @@ import optax
 from flax import struct
 from jaxtyping import Array
 
-from jmarl import batching, losses, networks, normalize, optim
+from jmarl import batching, losses, networks, normalize, optim, parallel
 from jmarl.networks import actor_critic
 from jmarl.types import (
     Carry,
@@ -138,9 +138,14 @@ def ppo_loss(params: Params, batch: Trajectory, *, nets: Nets, cfg: PPOConfig) -
     """
     steps, old = batch.steps, batch.steps.extras
     alive = steps.obs.agent_mask
-    _, (policy, value) = nets.model.apply(params, batch.carry, steps.obs, steps.first)
-    pi = nets.distribution(policy, steps.obs.action_mask)
-    log_prob, entropy = pi.log_prob(steps.action), pi.entropy()
+
+    def evaluate(params, carry, obs, first, action):
+        _, (policy, value) = nets.model.apply(params, carry, obs, first)
+        pi = nets.distribution(policy, obs.action_mask)
+        return value, pi.log_prob(action), pi.entropy()
+
+    evaluate = parallel.split(evaluate, (0, 1, 1, 1), (1, 1, 1))
+    value, log_prob, entropy = evaluate(params, batch.carry, steps.obs, steps.first, steps.action)
 
     advantage = old.advantage
     if cfg.normalize_advantage != "none":
@@ -183,7 +188,7 @@ def ippo(spec: EnvSpec, cfg: PPOConfig, nets: Nets | None = None) -> Learner:
     """
     _validate(spec, cfg)
     nets = default_nets(spec, cfg) if nets is None else nets
-    model, model_step = nets.model, networks.one_step(nets.model)
+    model, model_step = nets.model, networks.one_step(parallel.split_network(nets.model))
 
     steps_per_update = cfg.num_epochs * cfg.num_minibatches
     learning_rate = optim.learning_rate(cfg, steps_per_update=steps_per_update)

@@ -22,7 +22,7 @@ import optax
 from flax import struct
 from jaxtyping import Array
 
-from jmarl import exploration, losses, networks, normalize, optim
+from jmarl import exploration, losses, networks, normalize, optim, parallel
 from jmarl.learners import replayed
 from jmarl.networks import actor_critic, mixers
 from jmarl.networks.mixers import Mixer
@@ -317,7 +317,8 @@ def _targets(reward, terminated, last, weight, next_value, old_value, cfg):
 def q_network(spec: EnvSpec, cfg: Any) -> Network:
     """The agents' network that `cfg` describes: from each one's view to a value of each action."""
     model, output = actor_critic.from_config(cfg)
-    return actor_critic.of_own_view(spec, lambda num_actions: (output(num_actions),), model, cfg.sharing)
+    net = actor_critic.of_own_view(spec, lambda num_actions: (output(num_actions),), model, cfg.sharing)
+    return parallel.split_network(net)
 
 
 def monotonic_mixer(spec: EnvSpec, cfg: Any) -> Mixer:

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
-from jmarl import losses, networks, optim
+from jmarl import losses, networks, optim, parallel
 from jmarl.networks import actor_critic
 from jmarl.types import Carry, EnvSpec, Network, Numeric, Observation, Params, Trajectory, Transition
 
@@ -113,7 +113,7 @@ def action_critic(spec: EnvSpec, cfg: Any, code: ActionCode, counterfactual: boo
         num_features=own if cfg.critic_view == "obs" else size * spec.num_agents,
         num_outputs=size if counterfactual else None,
     )
-    return networks.ensemble(critic, cfg.num_critics)
+    return networks.ensemble(parallel.split_network(critic), cfg.num_critics)
 
 
 def centralized(cfg: Any) -> Any:

@@ -29,7 +29,7 @@ import optax
 from flax import struct
 from jaxtyping import Array
 
-from jmarl import losses, networks, optim
+from jmarl import losses, networks, optim, parallel
 from jmarl.learners import replayed
 from jmarl.networks import actor_critic, heads
 from jmarl.types import EnvSpec, Learner, Metrics, Network, Numeric, Params, TrainState, Trajectory, static
@@ -268,7 +268,7 @@ def default_nets(spec: EnvSpec, cfg: SACConfig) -> SACNets:
     if code.is_discrete:
         actor = actor_critic.of_own_view(spec, lambda size: (head(size, scale=0.01),), model, cfg.sharing)
         critic = replayed.action_critic(spec, cfg, code, counterfactual=True)
-        return SACNets(actor, critic, code, heads.categorical)
+        return SACNets(parallel.split_network(actor), critic, code, heads.categorical)
 
     is_gaussian = cfg.action_distribution == "gaussian"
 
@@ -285,7 +285,7 @@ def default_nets(spec: EnvSpec, cfg: SACConfig) -> SACNets:
         return heads.gaussian(mean, log_std) if is_gaussian else heads.tanh_normal(mean, log_std)
 
     actor = actor_critic.of_own_view(spec, lambda size: (output(size),), model, cfg.sharing)
-    return SACNets(actor, replayed.action_critic(spec, cfg, code), code, distribution)
+    return SACNets(parallel.split_network(actor), replayed.action_critic(spec, cfg, code), code, distribution)
 
 
 def training(spec: EnvSpec, nets: SACNets, cfg: SACConfig):

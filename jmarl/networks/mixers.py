@@ -8,6 +8,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from jmarl import parallel
 from jmarl.networks.initializers import draw_at_once, lecun
 from jmarl.types import EnvSpec, Params
 
@@ -131,4 +132,4 @@ def mixer(module: nn.Module, spec: EnvSpec) -> Mixer:
         value: Any = module.apply({"params": params}, *flat)
         return value.reshape(q.shape[:-1])
 
-    return Mixer(init, apply)
+    return Mixer(init, parallel.split(apply, (1, 1), 1))
