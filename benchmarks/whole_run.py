@@ -3,10 +3,11 @@
     python benchmarks/whole_run.py ippo_ff
     JAX_NUM_CPU_DEVICES=2 python benchmarks/whole_run.py ippo_ff
 
-Measured is what `jmarl.run` compiles; where there are several devices, they share the environments. One line of JSON per call: environment steps per second of each repeat, trace and
-compile seconds, versions.
+Measured is what `jmarl.run` compiles; where there are several devices, they share the environments. One line of JSON:
+environment steps per second of each repeat, trace and compile seconds, versions.
 """
 
+import concurrent.futures
 import dataclasses
 import json
 import sys
@@ -94,7 +95,8 @@ def measure(name: str, repeats: int = 2) -> dict:
     functions = rows.Functions(loop, config, None, placement, loop.env, 1, keys, {})
     lowered = functions.init.lower(keys, {}), functions.chunk.lower(functions.example, num_steps, {})
     traced = time.perf_counter()
-    init, chunk = (each.compile(rows.compiler_options(level)) for each, level in zip(lowered, (0, 1), strict=True))
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        init, chunk = threads.map(lambda each, level: each.compile(rows.compiler_options(level)), lowered, (0, 1))
     compiled = time.perf_counter()
     rates = []
     for i in range(repeats):

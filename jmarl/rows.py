@@ -3,6 +3,7 @@
 Rows that do not fit a device together are cut into pieces that take turns.
 """
 
+import concurrent.futures
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -79,7 +80,8 @@ def _seed_axis(placement: parallel.Placement, num_rows: int, num_agents: int) ->
     """The faster way for so many agents in all environments of a seed, as benchmarks/devices.py measures it."""
     if jax.default_backend() != "cpu":
         return "vmap"
-    is_alone = num_rows == (1 if placement.split == 'envs' else len(placement.devices)) * jax.process_count()  # an axis of length 1 costs, too
+    rows_at_once = len(placement.devices) if placement.split == "seeds" else 1
+    is_alone = num_rows == rows_at_once * jax.process_count()  # an axis of length 1 costs, too
     return "map" if is_alone or num_agents >= 16 else "vmap"
 
 
@@ -118,15 +120,18 @@ class Batch:
     def start(self, keys: Array, state: RunState | None) -> None:
         """Compiles, and begins with `state`, or anew."""
         # Compiling is most of the time to a first result on a CPU. Initialisation runs once, so it is not optimised at
-        # all; the rest is about as fast with level 1 as with 3.
-        self._chunk, num = self._compile_what_fits()
+        # all, and beside the rest, which is about as fast with level 1 as with 3.
+        with concurrent.futures.ThreadPoolExecutor() as threads:
+            if state is None:
+                whole = threads.submit(self._functions.init.lower(keys, self._swept).compile, compiler_options(0))
+            self._chunk, num = self._compile_what_fits()
         put = self._placement.put
         self._tables = [put(table, self._placement.rows) for table in self._cut(self._swept, num)]
         if state is not None:
             pieces = self._cut(state, num)
             self.pieces = [put(pieces[0], self._placement.state)] if num == 1 else parallel.to_host(pieces)
             return
-        init = None
+        init = whole.result() if num == 1 else None
         for piece, table in zip(self._cut(keys, num), self._tables, strict=True):
             piece = put(piece, self._placement.rows)
             init = init or self._functions.init.lower(piece, table).compile(compiler_options(0))
@@ -205,15 +210,19 @@ def _bytes(tree: Any) -> int:
 def _make_chunk(loop: Loop, cfg: Any):
     """`chunk(state, num)`: `num` iterations; metrics are means over those in which they were measured."""
 
+    @jax.jit  # so that it is traced once only
+    def iteration(state):
+        return loop.step(state, cfg)
+
     def chunk(state, num):
         def step(i, carry):
             state, total, count = carry
-            state, metrics = loop.step(state, cfg)
+            state, metrics = iteration(state)
             measured = jax.tree.map(lambda x: ~jnp.isnan(x), metrics)
             total = jax.tree.map(lambda t, x, m: t + jnp.where(m, x, 0), total, metrics, measured)
             return state, total, jax.tree.map(jnp.add, count, measured)
 
-        avals = jax.eval_shape(loop.step, state, cfg)[1]
+        avals = jax.eval_shape(iteration, state)[1]
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), avals)
         counts = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.int32), avals)
         state, total, count = jax.lax.fori_loop(0, num, step, (state, zeros, counts))
