@@ -6,7 +6,6 @@ order.
 """
 
 import contextlib
-import math
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -250,7 +249,6 @@ def _parts(tree: Any, axes: Any) -> Any:
 
 def _joined(tree: Any, axes: Any) -> Any:
     """The inverse of `_parts`, on every device; what has the axis None is whole already."""
-    num = _num_together()
     leaves, treedef = jax.tree.flatten(tree)
     axes = jax.tree.map(lambda axis, x: [axis] * len(jax.tree.leaves(x)), axes, tree, is_leaf=_is_none)
     axes = jax.tree.leaves(axes, is_leaf=_is_none)
@@ -259,17 +257,17 @@ def _joined(tree: Any, axes: Any) -> Any:
         if axes[i] is not None:
             kinds.setdefault(x.dtype, []).append(i)
     for kind, places in kinds.items():
-        shapes = [leaves[i].shape for i in places]
-        if kind == jax.dtypes.float0:  # gradients of integers
-            parts = [np.zeros((num, *shape), kind) for shape in shapes]
+        parts = [leaves[i] for i in places]
+        if kind == jax.dtypes.float0:  # gradients of integers: nothing to say
+            stacked = [np.zeros((_num_together(), *x.shape), kind) for x in parts]
         else:
-            flat = jax.lax.all_gather(jnp.concatenate([leaves[i].ravel() for i in places]), _ENVS)
-            ends = np.cumsum([math.prod(shape) for shape in shapes])[:-1]
-            parts = [x.reshape(num, *shape) for x, shape in zip(jnp.split(flat, ends, axis=1), shapes, strict=True)]
-        for i, part, shape in zip(places, parts, shapes, strict=True):
-            axis = axes[i]
-            module = np if kind == jax.dtypes.float0 else jnp
-            leaves[i] = module.moveaxis(part, 0, axis).reshape(*shape[:axis], -1, *shape[axis + 1 :])
+            flat = jax.lax.all_gather(jnp.concatenate([x.ravel() for x in parts]), _ENVS)
+            ends = np.cumsum([x.size for x in parts])[:-1]
+            stacked = [x.reshape(-1, *part.shape) for x, part in zip(jnp.split(flat, ends, axis=1), parts, strict=True)]
+        for i, x in zip(places, stacked, strict=True):
+            module: Any = np if kind == jax.dtypes.float0 else jnp
+            x = module.moveaxis(x, 0, axes[i])
+            leaves[i] = x.reshape(*x.shape[: axes[i]], -1, *x.shape[axes[i] + 2 :])
     return jax.tree.unflatten(treedef, leaves)
 
 

@@ -170,6 +170,7 @@ def test_a_tiny_run_with_replay(tmp_path, capsys):
     folder = tmp_path / "run"
     words = ["vdn", *PREY, *REPLAY, "--hidden-sizes", "8", "--recurrent", "--cell-size", "4", "--sequence-length", "4"]
     words += ["--buffer-size", "64", "--batch-size", "4", "--prioritized", "--seeds", "2", "--total-steps", "32"]
+    words += ["--split", "envs"]  # on one device of no consequence
     assert train.main([*words, "--eval-episodes", "2", "--absolute-episodes", "0", "--run-dir", str(folder)]) == folder
     config = json.loads((folder / "config.json").read_text())
     assert (config["buffer_size"], config["prioritized"], config["config"]["num_updates"]) == (64, True, 2 * 2)
