@@ -259,7 +259,7 @@ def _joined(tree: Any, axes: Any) -> Any:
     for kind, places in kinds.items():
         parts = [leaves[i] for i in places]
         if kind == jax.dtypes.float0:  # gradients of integers: nothing to say
-            stacked = [np.zeros((_num_together(), *x.shape), kind) for x in parts]
+            stacked: list[Any] = [np.zeros((_num_together(), *x.shape), kind) for x in parts]
         else:
             flat = jax.lax.all_gather(jnp.concatenate([x.ravel() for x in parts]), _ENVS)
             ends = np.cumsum([x.size for x in parts])[:-1]
