@@ -442,6 +442,7 @@ BAD = [
     (jmarl.maddpg, DISCRETE, DDPGConfig(other_actions="old"), "other_actions='old' is unknown here: choose one"),
     (jmarl.maddpg, DISCRETE, DDPGConfig(noise="pink"), "noise='pink' is unknown here: choose one of gaussian"),
     (jmarl.maddpg, DISCRETE, DDPGConfig(tau=2.0), r"tau=2.0 must lie in \[0, 1\]"),
+    (jmarl.iddpg, CONTINUOUS, DDPGConfig(noise_start=-1.0), "noise_start=-1.0 must not be negative"),
     (jmarl.matd3, DISCRETE, TD3Config(policy_delay=0), "policy_delay=0 must be at least 1"),
     (jmarl.isac, DISCRETE, SACConfig(alpha=0.0), "alpha=0.0 must be positive"),
     (jmarl.isac, DISCRETE, SACConfig(burn_in=2), "burn_in=2 warms up recurrent networks"),

@@ -287,6 +287,8 @@ def validate(spec: EnvSpec, cfg: Any, options: dict[str, tuple[Any, ...]]) -> No
             and not 0 <= value <= 1
         ):
             raise ValueError(f"{name}={value} must lie in [0, 1].")
+        if "noise_" in name and isinstance(value, int | float) and value < 0:
+            raise ValueError(f"{name}={value} must not be negative: choose 0 for no noise.")
     burn_in = getattr(cfg, "burn_in", 0)
     if burn_in < 0 or (burn_in and not cfg.recurrent):
         raise ValueError(f"burn_in={burn_in} warms up recurrent networks: set recurrent=True, or burn_in=0.")
