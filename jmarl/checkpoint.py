@@ -95,9 +95,7 @@ class Writer:
         if step in steps(self.folder):
             raise FileExistsError(f"{self.folder} holds a checkpoint {step} already.")
         leaves = _by_name(tree)
-        data = jax.device_get({name: jax.random.key_data(x) if _is_key(x) else x for name, x in leaves.items()})
-        # Copies: on a CPU these are views of buffers that the next iteration may overwrite.
-        arrays = {name: self._copy(name, x) for name, x in data.items()}
+        arrays = {name: self._copy(name, jax.random.key_data(x) if _is_key(x) else x) for name, x in leaves.items()}
         facts = {
             "format": _FORMAT,
             "leaves": {name: _leaf(x)._replace(crc32=_checksum(arrays[name])) for name, x in leaves.items()},
@@ -114,12 +112,17 @@ class Writer:
         except OSError as error:
             raise self._failed(error) from error
 
-    def _copy(self, name: str, x: np.ndarray) -> np.ndarray:
-        """Into memory that is used again by the next save: fresh memory takes longer than the copy."""
+    def _copy(self, name: str, x: Any) -> np.ndarray:
+        """Into memory that the next save uses again: fresh memory takes longer than the copy.
+
+        A copy, since on a CPU NumPy gets a view of a buffer that the next iteration may overwrite; device by device,
+        since JAX would first put the parts together in fresh memory.
+        """
         memory = self._memory.get(name)
         if memory is None or (memory.shape, memory.dtype) != (x.shape, x.dtype):
             memory = self._memory[name] = np.empty(x.shape, x.dtype).view(_Copy)
-        np.copyto(memory, x)
+        for shard in jnp.asarray(x).addressable_shards:
+            memory[shard.index] = np.asarray(shard.data)
         return memory
 
     def wait(self) -> None:
