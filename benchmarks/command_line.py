@@ -7,6 +7,7 @@ import itertools
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, get_args
 
 import jax
@@ -95,6 +96,43 @@ def usage_errors(*also: type[Exception]) -> Iterator[None]:
     except (UsageError, *also) as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+
+
+def require_free(out: Path, overwrite: bool, option: str = "--out") -> None:
+    """Refuses what exists, unless it may be replaced."""
+    if out.exists() and not overwrite:
+        raise UsageError(f"{out} exists already: give another {option}, or --overwrite.")
+
+
+def require_free_file(out: Path, overwrite: bool, option: str = "--out") -> None:
+    """Refuses a place where no file can be made, before anything is computed for it."""
+    require_free(out, overwrite, option)
+    if out.is_dir():
+        raise UsageError(f"{out} is a folder: give {option} a file.")
+    if not out.parent.is_dir():
+        raise UsageError(f"{out} has no place, since {out.parent} is no folder: make it, or give another {option}.")
+
+
+def new_folder(out: Path, overwrite: bool) -> None:
+    """Makes a folder for results."""
+    require_free(out, overwrite)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{out} cannot be a folder: {error.strerror}.") from error
+
+
+def require_seed(seed: int) -> None:
+    """Refuses what would be another seed in silence: jax keeps 32 bits."""
+    if not 0 <= seed < 2**32:
+        raise UsageError(f"--seed {seed} must be at least 0 and less than 2**32.")
+
+
+def require_at_least_one(**options: int) -> None:
+    """Refuses what is counted and is not there."""
+    for name, value in options.items():
+        if value < 1:
+            raise UsageError(f"--{name.replace('_', '-')} {value} must be at least 1.")
 
 
 def parse(
@@ -205,6 +243,6 @@ def _numbers() -> ConstructorRegistry:
 
 def _whole_number(word: str) -> int:
     number = float(word)
-    if number != int(number):
+    if not number.is_integer():  # nor are infinity and NaN
         raise ValueError(f"{word} is not a whole number.")
     return int(number)

@@ -17,10 +17,9 @@ from jaxtyping import PRNGKeyArray
 
 import jmarl
 import plotting
-from command_line import UsageError, usage_errors
+from command_line import UsageError, new_folder, require_at_least_one, require_free, require_seed, usage_errors
 from jmarl.types import Env, Learner, Metrics, TrainState
 from plotting import plt
-from report import new_folder, require_free
 from runs import load_run
 
 
@@ -118,6 +117,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         """
         out = out or run / "crossplay"
         require_free(out, overwrite)
+        require_at_least_one(episodes=episodes)
+        require_seed(seed)
         env, learner, states = load_run(run)
         num_seeds = len(states.step)
         if num_seeds < 2 or env.spec.num_agents < 2:

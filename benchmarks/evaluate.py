@@ -20,9 +20,8 @@ from rich.table import Table
 
 import jmarl
 import rendering
-from command_line import UsageError, usage_errors
+from command_line import UsageError, require_at_least_one, require_free_file, require_seed, usage_errors
 from jmarl.types import Env, Learner, Metrics, TrainState
-from report import require_free
 from runs import load_run, read_config
 
 
@@ -98,11 +97,11 @@ def main(argv: Sequence[str] | None = None) -> dict[str, np.ndarray]:
         out = out or run / "evaluation.json"
         picture = out.with_suffix(".gif")
         for path in (out, *([picture] if gif else [])):
-            require_free(path, overwrite)
-        if export and export.exists() and not overwrite:
-            raise UsageError(f"{export} exists already: give another --export, or --overwrite.")
-        if episodes < 1:
-            raise UsageError(f"--episodes {episodes} must be at least 1.")
+            require_free_file(path, overwrite)
+        if export:
+            require_free_file(export, overwrite, "--export")
+        require_at_least_one(episodes=episodes)
+        require_seed(seed)
         env, learner, states = load_run(run, best=best)
         num_seeds = len(states.step)
         if pick is not None and not 0 <= pick < num_seeds:

@@ -74,6 +74,8 @@ def main(argv: Sequence[str] | None = None) -> bool:
     if process.returncode:
         raise SystemExit(f"error: a resumed run failed, see {killed}.log.")
 
+    if num_kills < options.kills:
+        raise SystemExit(f"error: the run was complete after {num_kills} of {options.kills} kills: make it longer.")
     different = [name for name, value in result(whole).items() if value != result(killed)[name]]
     print(f"{num_kills} kills. " + (f"Different: {', '.join(different)}." if different else "Everything is equal."))
     return not different

@@ -15,6 +15,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 from scipy import stats
 
+from command_line import UsageError, require_free_file, usage_errors
+
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"]  # Okabe and Ito: colour-blind safe
 
 # What an axis says about a metric; others are labelled with their names.
@@ -94,23 +96,56 @@ def plot_curves(
     return Path(out)
 
 
-if __name__ == "__main__":
+def require_metric(folders: Sequence[Path], metric: str) -> None:
+    """Refuses what would be an empty figure, and says which curves it will not have."""
+    names = {}
+    for folder in folders:
+        try:
+            names[folder] = sorted(load_metrics(folder)[1])
+        except OSError as error:
+            raise UsageError(f"{folder} is no run folder of train.py: its metrics.json cannot be read.") from error
+        except (ValueError, KeyError) as error:
+            raise UsageError(f"{folder}/metrics.json is damaged: {error}.") from error
+    without = [str(folder) for folder in folders if metric not in names[folder]]
+    if len(without) == len(folders):
+        known = ", ".join(sorted({name for of_run in names.values() for name in of_run})) or "none"
+        raise UsageError(f"no run has the metric {metric}: choose one of {known}.")
+    if without:
+        print(f"No curve of {', '.join(without)}: it has no {metric}.")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command line."""
     import tyro
 
-    def main(
+    def plot(
         folders: tyro.conf.Positional[tuple[Path, ...]],
         out: Path = Path("curves.png"),
         metric: str = "train/return_sum",
         title: str = "",
+        overwrite: bool = False,
     ) -> None:
         """Draws one curve per run folder.
 
         Args:
           folders: run folders, as benchmarks/train.py leaves them.
-          out: the figure.
+          out: the figure, a new file.
           metric: what to draw.
           title: above the figure.
+          overwrite: replace the figure of an earlier call.
         """
-        print(plot_curves(folders, out, metrics=[metric], title=title))
+        if not folders:
+            raise UsageError("name at least one run folder.")
+        require_free_file(out, overwrite)
+        require_metric(folders, metric)
+        try:
+            print(plot_curves(folders, out, metrics=[metric], title=title))
+        except ValueError as error:  # of matplotlib, which does not know every ending
+            raise UsageError(f"{out} cannot be drawn: {error}.") from error
 
-    tyro.cli(main)
+    with usage_errors():
+        tyro.cli(plot, prog="plotting.py", args=argv)
+
+
+if __name__ == "__main__":
+    main()

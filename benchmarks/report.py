@@ -21,11 +21,11 @@ import numpy as np
 import plotting
 import report_figures as figures
 import statistics_of_runs as statistics
-from command_line import UsageError, usage_errors
+from command_line import UsageError, new_folder, usage_errors
 
 # What may differ between runs that learn the same thing in the same way.
 NOT_A_SETTING = {"algorithm", "command", "config", "env", "env_kwargs", "gif", "log_every", "run_dir", "seed", "seeds"}
-NOT_A_SETTING |= {"absolute_episodes", "tensorboard", "wandb", "wandb_id"}
+NOT_A_SETTING |= {"absolute_episodes", "devices", "distributed", "split", "tensorboard", "wandb", "wandb_id"}
 NOT_A_SETTING |= {"checkpoint_every", "eval_episodes", "eval_every", "num_updates", "preset", "system"}
 # Arguments of `jmarl.make` about how an environment is learnt from; they leave what is evaluated as it is.
 NOT_THE_TASK = ("agent_ids", "flatten", "shaped_reward", "time_limit")
@@ -436,21 +436,6 @@ def named_numbers(option: str, words: Sequence[str], count: int) -> dict[str, tu
             example = ",".join(["LOW", "HIGH"] if count == 2 else ["RETURN"])
             raise UsageError(f"{option} takes ENVIRONMENT={example}, not {word!r}.")
     return result
-
-
-def require_free(out: Path, overwrite: bool) -> None:
-    """Refuses a folder that exists, unless its files may be replaced."""
-    if out.exists() and not overwrite:
-        raise UsageError(f"{out} exists already: give another --out, or --overwrite.")
-
-
-def new_folder(out: Path, overwrite: bool) -> None:
-    """Makes a folder for results."""
-    require_free(out, overwrite)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"{out} cannot be a folder: {error.strerror}.") from error
 
 
 def main(argv: Sequence[str] | None = None) -> None:

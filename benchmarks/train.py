@@ -20,7 +20,7 @@ import shlex
 import shutil
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -41,6 +41,8 @@ from command_line import (
     env_kwargs_of,
     make_loop,
     parse,
+    require_at_least_one,
+    require_seed,
     show_key_values,
     usage_errors,
     with_replay,
@@ -59,7 +61,7 @@ class Options:
     env_kwargs: tuple[str, ...] = ()  # KEY=VALUE for jmarl.make, added to the preset's: map_name=2s3z
     seeds: int = 4  # independent repetitions, trained side by side
     seed: int = 0  # decides all randomness
-    total_steps: int = 5_000_000  # environment steps of each seed
+    total_steps: int = 5_000_000  # environment steps of each seed; the warm-up of replay comes before them
     num_envs: int = 64  # environments side by side, per seed
     rollout_length: int = 128  # steps in each environment between two updates
     num_resets: int | None = None  # start states drawn per environment and rollout; None: as many as it can need
@@ -134,7 +136,18 @@ def _resume(argv: Sequence[str]) -> Path:
         raise UsageError(f"{folder} holds no run to go on with: its config.json cannot be read ({error}).") from error
     if not options.checkpoint_every:
         raise UsageError(f"{folder} has no checkpoints, because of --checkpoint-every 0: start a new run.")
+    require_checkpoints(folder, folder / "checkpoints")
     return train(algorithm, dataclasses.replace(options, run_dir=folder), config, facts["env_kwargs"], is_resumed=True)
+
+
+def require_checkpoints(folder: Path, checkpoints: Path) -> None:
+    """Refuses a run whose checkpoints are gone: it would begin anew, and so would its metrics."""
+    # Their folder is made before metrics are written, and the first of them before the parameters.
+    is_there = checkpoints.is_dir()
+    is_saved = is_there and bool(jmarl.checkpoint.steps(checkpoints))
+    has_metrics, has_parameters = ((folder / name).exists() for name in ("metrics.csv", "params.safetensors"))
+    if (has_metrics and not is_there) or (has_parameters and not is_saved):
+        raise UsageError(f"{folder} holds metrics, but no checkpoint to go on from: start a new run.")
 
 
 def _from_json(default: Any, values: dict[str, Any]) -> Any:
@@ -146,7 +159,24 @@ def _from_json(default: Any, values: dict[str, Any]) -> Any:
 def make_envs(name: str, env_kwargs: dict[str, Any]) -> tuple[Env, Env]:
     """Of training and of evaluation. Shaped rewards are for training; what counts is the return without them."""
     plain = {k: v for k, v in env_kwargs.items() if k != "shaped_reward"}
-    return jmarl.make(name, **env_kwargs), jmarl.make(name, **plain)
+    env, eval_env = jmarl.make(name, **env_kwargs), jmarl.make(name, **plain)
+    if env.spec.max_steps is not None and env.spec.max_steps < 1:
+        raise ValueError(f"Episodes of {name} have {env.spec.max_steps} steps: give it a time limit of at least 1.")
+    return env, eval_env
+
+
+def require_sensible(options: Options) -> None:
+    """Refuses numbers that the library would not know as options, or not refuse."""
+    require_at_least_one(seeds=options.seeds, total_steps=options.total_steps)
+    if options.log_every is not None:
+        require_at_least_one(log_every=options.log_every)
+    if options.eval_episodes < 0:
+        raise UsageError(f"--eval-episodes {options.eval_episodes} must be positive, or 0 for no evaluation.")
+    if options.eval_episodes:
+        require_at_least_one(eval_every=options.eval_every)
+    if not options.checkpoint_every >= 0:  # NaN is not, either
+        raise UsageError(f"--checkpoint-every {options.checkpoint_every} must be positive, or 0 for no checkpoints.")
+    require_seed(options.seed)
 
 
 def use_devices(devices: int | None, distributed: bool, num_shared: int) -> None:
@@ -190,6 +220,7 @@ def train(
     sinks: Sequence[Sink] = (),
 ) -> Path:
     """Trains and fills the run folder, also when Ctrl-C, or the callback of `jmarl.run`, ends the training early."""
+    require_sensible(options)
     num_absolute = _num_absolute(options)
     num_shared = options.seeds if options.split == "seeds" else options.num_envs
     use_devices(options.devices, options.distributed, num_shared)
@@ -215,7 +246,7 @@ def train(
         files = _sinks(folder, options, facts) if is_first else []
         if not is_resumed and is_first:
             jmarl.logging.run_folder(folder)
-    except (ImportError, FileExistsError) as error:
+    except (ImportError, OSError) as error:
         raise UsageError(str(error)) from error
     if not is_resumed and is_first:
         _write_whole(folder / "config.json", lambda path: path.write_text(json.dumps(facts, indent=2) + "\n"))
@@ -225,45 +256,39 @@ def train(
     key_run, key_rest = jax.random.split(jax.random.key(options.seed))
     key_gif, key_absolute = jax.random.split(key_rest)
     evaluation = jmarl.Evaluation(options.eval_episodes, options.eval_every, eval_env)
-    # A run that was killed before it made the folder has left no metrics either, and begins anew.
+    # A run that was killed before it made the folder has left no metrics either, and begins anew: `_resume` saw to it.
     checkpoints = folder / "checkpoints"
     checkpoint = jmarl.Checkpointing(checkpoints, options.checkpoint_every, resume=checkpoints.exists())
     how_to_resume = f"To go on: python benchmarks/train.py --resume {shlex.quote(str(folder))}"
     total_env_steps = num_steps * loop.env_steps_per_step
-    with contextlib.ExitStack() as at_the_end:
-        try:
-            run = jmarl.run(
-                loop,
-                key_run,
-                config,
-                num_steps=num_steps,
-                steps_per_chunk=options.log_every,
-                num_seeds=options.seeds,
-                devices=options.devices,
-                split=options.split,
-                sinks=[jmarl.logging.terminal(), *sinks, *(_kept_open(sink, at_the_end) for sink in files)],
-                evaluation=evaluation if options.eval_episodes else None,
-                checkpoint=checkpoint if options.checkpoint_every else None,
-                callback=callback,
-            )
-            learners = jmarl.parallel.gather(run.learner)
-            if not is_first:
-                return folder
+    in_words = one_sentence(
+        folder, is_new=not is_resumed and is_first, how_to_resume=how_to_resume if options.checkpoint_every else ""
+    )
+    with contextlib.ExitStack() as at_the_end, in_words:
+        run = jmarl.run(
+            loop,
+            key_run,
+            config,
+            num_steps=num_steps,
+            steps_per_chunk=options.log_every,
+            num_seeds=options.seeds,
+            devices=options.devices,
+            split=options.split,
+            sinks=[jmarl.logging.terminal(), *sinks, *(_kept_open(sink, at_the_end) for sink in files)],
+            evaluation=evaluation if options.eval_episodes else None,
+            checkpoint=checkpoint if options.checkpoint_every else None,
+            callback=callback,
+        )
+        learners = jmarl.parallel.gather(run.learner)
+        if not is_first:
+            return folder
+        for sink in files:
+            sink.flush()
+        is_finished = is_complete(folder, total_env_steps)
+        if is_finished and num_absolute:
+            absolute = _absolute(*load_run(folder, best=True), key_absolute, num_absolute, options.eval_episodes)
             for sink in files:
-                sink.flush()
-            is_finished = plotting.load_metrics(folder)[0].max(initial=0) >= total_env_steps
-            if is_finished and num_absolute:
-                absolute = _absolute(*load_run(folder, best=True), key_absolute, num_absolute, options.eval_episodes)
-                for sink in files:
-                    sink.write(total_env_steps, _seconds(folder), absolute)
-        except (ValueError, OSError) as error:
-            if not _raised_by_jmarl(error):
-                raise
-            if not is_resumed and not (folder / "metrics.csv").exists():  # refused before anything was written
-                shutil.rmtree(folder)
-            raise UsageError(str(error)) from error
-        except KeyboardInterrupt:  # while compiling, or the second Ctrl-C
-            raise Interrupted(f"interrupted. {how_to_resume}" if options.checkpoint_every else "interrupted.") from None
+                sink.write(total_env_steps, _seconds(folder), absolute)
     if options.checkpoint_every and not is_finished:
         print(how_to_resume)
     _write_whole(folder / "params.safetensors", lambda path: jmarl.export.save_parameters(learners.params, path))
@@ -277,6 +302,26 @@ def train(
     else:
         print(f"No GIF: there is no picture of {options.env}.")
     return folder
+
+
+@contextlib.contextmanager
+def one_sentence(folder: Path, *, is_new: bool, how_to_resume: str) -> Iterator[None]:
+    """Puts what the library refuses, and Ctrl-C, in words; a new folder in which nothing was measured goes again."""
+    try:
+        yield
+    except (UsageError, ValueError, OSError) as error:
+        if not isinstance(error, UsageError) and not _raised_by_jmarl(error):
+            raise
+        if is_new and not any(folder.rglob("metrics.csv")):
+            shutil.rmtree(folder)
+        raise UsageError(str(error)) from error
+    except KeyboardInterrupt:  # while compiling, or the second Ctrl-C
+        raise Interrupted(f"interrupted. {how_to_resume}".strip()) from None
+
+
+def is_complete(folder: Path, total_env_steps: int) -> bool:
+    """Whether metrics reach the end. The learner's own count would not say so: it has the warm-up, too."""
+    return bool(plotting.load_metrics(folder)[0].max(initial=0) >= total_env_steps)
 
 
 def _write_whole(path: Path, write: Callable[[Path], Any]) -> None:

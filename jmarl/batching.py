@@ -45,9 +45,22 @@ def to_sequences(steps: Any, carry: Carry, carries: Carry, length: int) -> Traje
     return Trajectory(steps=jax.tree.map(cut, steps), carry=jax.tree.map(starts, carry, carries))
 
 
+def require_every_step_counts(batch: Trajectory) -> None:
+    """Refuses weights, which on-policy learners do not read."""
+    if batch.weight is not None:
+        raise ValueError(
+            "The batch has a weight for each step, but on-policy learners count every step alike: give it without "
+            "weight, and steps that do not count an agent_mask of False."
+        )
+
+
 def sequence_length(recurrent: bool, recurrent_length: int | None, rollout_length: int) -> int:
     """Steps of the sequences that a rollout is cut into: 1 for feed-forward networks."""
     if not recurrent:
+        if recurrent_length is not None:
+            raise ValueError(
+                f"recurrent_length={recurrent_length} is of recurrent networks: set recurrent=True, or leave it out."
+            )
         return 1  # feed-forward is recurrent with sequences of one step
     length = recurrent_length or rollout_length
     if rollout_length % length:

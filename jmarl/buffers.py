@@ -31,7 +31,8 @@ class Replay:
       obs: `[C, L + 1, ..]`, the last successor included.
       carry: what the networks remembered before each sequence, `[C, ..]`.
       length: steps written of each sequence; the rest is padding.
-      count: sequences begun so far; number i lies at i modulo C.
+      count: sequences begun so far, from 2 C on less a multiple of C, so that it never overflows. Number i lies at i
+        modulo C.
       open: number of the sequence that each environment is writing.
       position: where in it its next step goes.
       priority: sampling weight of each sequence; () for uniform sampling.
@@ -82,7 +83,9 @@ def prioritized(
 ) -> Buffer:
     """Sequence i is drawn with P(i) = pᵢ^α / Σ p^α and counts (N P(i))^-β, relative to the largest weight in the batch.
 
-    A new sequence has the highest priority so far. The sample is stratified: one from each M-th of the distribution.
+    Whatever is added to a sequence gives it the highest priority among those kept. The sample is stratified: one from
+    each M-th of the distribution. No P(i) is less than twice the resolution of floats, 2.4e-7: however small a
+    priority, its sequence can be drawn.
 
     Args:
       capacity: C, sequences kept.
@@ -95,22 +98,26 @@ def prioritized(
       Schaul et al., 2016, Prioritized Experience Replay, sec. 3.3 and 3.4 (https://arxiv.org/abs/1511.05952).
     """
     _validate(capacity, batch_size, sequence_length)
+    exponents = {"priority_exponent": priority_exponent, "importance_exponent": importance_exponent}
+    for name, value in exponents.items():
+        if isinstance(value, int | float) and value < 0:
+            raise ValueError(f"{name}={value} must not be negative: choose 0 for none of its effect.")
 
     def init(rollout):
         return dataclasses.replace(_init(rollout, capacity, sequence_length), priority=jnp.zeros(capacity))
 
     def sample(state, key):
-        total = jnp.cumsum(state.priority**priority_exponent * (state.priority > 0))
+        share = _shares(state.priority, priority_exponent)
+        total = jnp.cumsum(share)
         size = jnp.minimum(state.count, capacity)
         # The smallest float above 0 keeps sequences of no priority out where rounding lands on an edge.
         strata = jnp.arange(batch_size) + jax.random.uniform(key, (batch_size,), minval=jnp.finfo(total.dtype).tiny)
         index = jnp.minimum(jnp.searchsorted(total, strata * total[-1] / batch_size), size - 1)
-        probability = state.priority[index] ** priority_exponent / total[-1]
-        importance = (size * probability) ** -importance_exponent
+        importance = (size * share[index] / total[-1]) ** -importance_exponent
         return _take(state, index, importance / jnp.max(importance))
 
     def set_priority(state, index, priority):
-        # Never 0, or a sequence without error would be lost for good.
+        # 0 is for what was never written.
         return state.replace(priority=state.priority.at[index].set(jnp.maximum(priority, 1e-6)))
 
     return Buffer(init, _add, sample, set_priority)
@@ -158,6 +165,14 @@ def _init(rollout: Trajectory, capacity: int, sequence_length: int) -> Replay:
     )
 
 
+def _shares(priority: Float[Array, "C"], exponent: Numeric) -> Float[Array, "C"]:
+    """p^α, 0 for what was never written."""
+    share, is_written = priority**exponent, priority > 0
+    # A running sum does not move by less than its resolution, and what does not move it is never drawn.
+    least = 2 * jnp.finfo(share.dtype).eps * jnp.sum(share, where=is_written)
+    return jnp.where(is_written, jnp.maximum(share, least), 0.0)
+
+
 def _parts(rollout: Trajectory) -> tuple[Transition, Observation, Carry]:
     steps: Any = rollout.steps
     return steps.replace(obs=None, next_obs=None, extras=None), steps.obs, steps.extras
@@ -186,20 +201,22 @@ def _add(state: Replay, rollout: Trajectory) -> Replay:
     def write(tree, items, *index):
         return jax.tree.map(lambda x, y: x.at[index].set(y, mode="drop"), tree, items)
 
+    surplus = jnp.maximum(count // capacity - 1, 0) * capacity
     obs_kept = write(state.obs, rollout.steps.next_obs, row, position + 1)
     priority = state.priority
     if not isinstance(priority, tuple):
         highest = jnp.where(state.count > 0, jnp.max(priority), 1.0)
-        priority = priority.at[first_row].set(highest, mode="drop")
+        # At every step: what is appended to an open sequence is as new as a sequence of its own.
+        priority = priority.at[row].set(highest, mode="drop")
     return dataclasses.replace(
         state,
         steps=write(state.steps, steps, row, position),
         obs=write(obs_kept, obs, first_row, jnp.zeros_like(position)),
         carry=write(state.carry, carry, first_row),
         length=state.length.at[first_row].set(0, mode="drop").at[row].max(position + 1, mode="drop"),
-        open=open_,
+        open=open_ - surplus,
         position=next_position,
-        count=count,
+        count=count - surplus,
         priority=priority,
     )
 

@@ -265,7 +265,10 @@ def _find(folder: str | os.PathLike[str], step: int | None) -> tuple[Path, int]:
 def _by_name(tree: Any) -> dict[str, Any]:
     """Leaves by their place in the tree, such as `learner.params.actor.Dense_0.kernel`."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(place, simple=True, separator="."): leaf for place, leaf in leaves}
+    by_name = {jax.tree_util.keystr(place, simple=True, separator="."): leaf for place, leaf in leaves}
+    if len(by_name) < len(leaves):
+        raise ValueError("Two arrays have the same name: let no key of the tree hold a dot.")
+    return by_name
 
 
 def _is_key(x: Any) -> bool:

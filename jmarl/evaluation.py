@@ -28,7 +28,8 @@ def evaluate(
       state: what it has learnt, a `TrainState`, or that of `teams`; not changed.
       key: source of start states and of the environment's chance.
       num_episodes: episodes, all of them counted.
-      max_steps: cuts episodes off, if any is longer; by default they all end.
+      max_steps: of an episode; by default `env.spec.max_steps`. What an episode that is cut off earned counts, and
+        its length; its info is not known, and is left out.
 
     Returns:
       Means over the episodes: "eval/return_sum" and "eval/return_mean" over agents, "eval/return/NAME" of each
@@ -36,6 +37,12 @@ def evaluate(
     """
     if num_episodes < 1:
         raise ValueError(f"num_episodes={num_episodes} must be at least 1.")
+    max_steps = env.spec.max_steps if max_steps is None else max_steps
+    if max_steps is None or max_steps < 1:
+        raise ValueError(
+            f"max_steps={max_steps} must be at least 1, or a policy that never ends an episode plays for ever: give a "
+            f"number to evaluate, or to the spec of {env.spec.name}."
+        )
     key, key_reset = jax.random.split(key)
     env_state, obs = jax.vmap(env.reset)(jax.random.split(key_reset, num_episodes))
 
@@ -55,12 +62,13 @@ def evaluate(
 
     carry = learner.init_carry((num_episodes,))
     outcome = jax.eval_shape(play_step, jnp.int32(0), env_state, obs, carry)[3]
-    returns, info = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (outcome.reward, outcome.info))
+    returns = jnp.zeros(outcome.reward.shape, outcome.reward.dtype)
+    info = jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan), outcome.info)
     going_on, length = jnp.ones(num_episodes, bool), jnp.zeros(num_episodes, jnp.int32)
     play = jnp.int32(0), env_state, obs, carry, going_on, returns, length, info
 
     def is_unfinished(play):
-        return play[4].any() if max_steps is None else play[4].any() & (play[0] < max_steps)
+        return play[4].any() & (play[0] < max_steps)
 
     *_, returns, length, info = jax.lax.while_loop(is_unfinished, step, play)
     return {
@@ -68,7 +76,7 @@ def evaluate(
         "eval/return_mean": jnp.mean(returns),
         **{f"eval/return/{agent}": jnp.mean(returns[:, i]) for i, agent in enumerate(env.spec.agents)},
         "eval/episode_length": jnp.mean(length.astype(jnp.float32)),
-        **{f"eval/{name}": jnp.mean(x) for name, x in info.items()},
+        **{f"eval/{name}": jnp.nanmean(x) for name, x in info.items()},
     }
 
 
@@ -99,6 +107,8 @@ def teams(learners: Sequence[Learner], members: Sequence[Sequence[int]]) -> Lear
 
     def choose(actions):
         # [K, B, N, ..] -> [B, N, ..]: for each agent the action of its own learner
+        if (num := actions[0].shape[1]) != len(agents):
+            raise ValueError(f"members={members} must name every agent once, and there are {num} agents here.")
         return jnp.stack([actions[k][:, agent] for agent, k in enumerate(whose)], axis=1)
 
     def init(key):

@@ -33,7 +33,8 @@ class Sink(NamedTuple):
       write: `(env_steps, wall_s, metrics) -> None`, after each chunk. `env_steps` are one seed's so far, `wall_s`
         the seconds since `start`, compilation included, `metrics` maps names to arrays `[num_seeds]`. NaN means that
         there was nothing to measure, e.g. no episode finished. Names may differ from call to call. A second call with
-        the same `env_steps` adds to the row of the first.
+        the same `env_steps` adds to the row of the first. The warm-up of replay is not among these `env_steps`, though
+        it is among those that the learner counts.
       close: `() -> None`, at the end, also after an exception or Ctrl-C.
       flush: `() -> None`, before each checkpoint: rows so far must survive the death of the process from now on.
     """
@@ -194,19 +195,23 @@ def json_file(path: str | os.PathLike[str], *, every_s: float = 5.0) -> Sink:
 
     Args:
       path: where.
-      every_s: seconds between two writings; the last one comes with `close`.
+      every_s: seconds between two writings, more where they take more than a twentieth of that; the last one comes
+        with `close`. 0: with each row.
     """
     path = Path(path)
     env_steps_so_far: list[int] = []
     wall_so_far: list[float] = []
     series: dict[str, list[list[float | None]]] = {}
-    last_saved = -math.inf
+    next_save = -math.inf
 
     def save() -> None:
-        nonlocal last_saved
-        last_saved = time.monotonic()
+        nonlocal next_save
+        begin = time.monotonic()
         content = {"env_steps": env_steps_so_far, "wall_s": wall_so_far, "metrics": series}
         _replace(path, json.dumps(content, allow_nan=False) + "\n")
+        end = time.monotonic()
+        # Of a long run with many seeds the file is large: training must not wait for it most of the time.
+        next_save = end + (max(every_s, 20 * (end - begin)) if every_s else 0.0)
 
     def start(info: Mapping[str, Any]) -> None:
         if (resumed_at := info.get("resumed_at")) is None:
@@ -233,7 +238,7 @@ def json_file(path: str | os.PathLike[str], *, every_s: float = 5.0) -> Sink:
                     by_seed.append([None] * len(env_steps_so_far))
                 if np.isfinite(value):
                     by_seed[seed][-1] = float(value)
-        if time.monotonic() - last_saved >= every_s:
+        if time.monotonic() >= next_save:
             save()
 
     return Sink(start, write, save, save)

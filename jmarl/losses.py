@@ -122,7 +122,7 @@ def lambda_returns(
     Array([1.  , 3.25, 5.  ], dtype=float32)
     """
     chex.assert_equal_shape([reward, discount, next_value, last])
-    trace = jnp.where(last.at[-1].set(True), 0, lambda_)
+    trace = jnp.where(jnp.asarray(last).at[-1].set(True), 0, lambda_)
     return _discounted_sum(reward + discount * (1 - trace) * next_value, discount * trace)
 
 
@@ -154,7 +154,7 @@ def n_step_returns(
     chex.assert_equal_shape([reward, discount, next_value, last])
     if n < 1:
         raise ValueError(f"n={n} must be at least 1: one step is the shortest return.")
-    cut = last.at[-1].set(True)
+    cut = jnp.asarray(last).at[-1].set(True)
 
     def one_step_longer(_: Any, returns: Array) -> Array:
         return reward + discount * jnp.where(cut, next_value, jnp.roll(returns, -1, axis=0))
@@ -358,11 +358,12 @@ def soft_value(
     Array(2.0311675, dtype=float32)
     """
     chex.assert_equal_shape([q, log_prob])
-    value = q - alpha * log_prob
     if probs is None:
-        return value
+        return q - alpha * log_prob
     chex.assert_equal_shape([q, probs])
-    return jnp.sum(probs * value, axis=-1)
+    # The log π of an illegal action is so low that α log π overflows: 0 * inf poisons the value and the gradient.
+    log_prob = jnp.where(probs > 0, log_prob, 0.0)
+    return jnp.sum(probs * (q - alpha * log_prob), axis=-1)
 
 
 def soft_policy_loss(
@@ -467,7 +468,10 @@ def clipped_surrogate(
     Array([-1.25,  1.5 , -0.5 ,  0.75], dtype=float32)
     """
     chex.assert_equal_shape([log_prob, old_log_prob, advantage])
-    ratio = jnp.exp(log_prob - old_log_prob)
+    log_ratio = log_prob - old_log_prob
+    # Where the ratio overflows its slope does too, and 0 * inf poisons the gradient of the clipped side.
+    overflows = jnp.isinf(jnp.exp(log_ratio))
+    ratio = jnp.where(overflows, jnp.finfo(log_ratio.dtype).max, jnp.exp(jnp.where(overflows, 0.0, log_ratio)))
     return -jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - clip_eps, 1 + clip_eps) * advantage)
 
 

@@ -19,28 +19,31 @@ __all__ = ["ValueNorm", "denormalize", "init", "normalize", "update"]
 
 @struct.dataclass(kw_only=True)
 class ValueNorm:
-    """Exponential moving moments, biased towards their start at zero.
+    """Exponential moving moments of what was seen.
 
     Attributes:
       mean: average of x.
-      mean_sq: average of x².
-      debias: what the weights of the averages sum to: 0 before the first update, towards 1 after many.
+      variance: average squared distance from it.
+      weight: what the weights of the averages sum to: 0 before the first update, towards 1 after many.
     """
 
     mean: Float[Array, "*batch"]
-    mean_sq: Float[Array, "*batch"]
-    debias: Float[Array, "*batch"]
+    variance: Float[Array, "*batch"]
+    weight: Float[Array, "*batch"]
 
 
 def init() -> ValueNorm:
     """Statistics that have seen nothing: normalising with them changes nothing."""
-    return ValueNorm(mean=jnp.zeros(()), mean_sq=jnp.zeros(()), debias=jnp.zeros(()))
+    return ValueNorm(mean=jnp.zeros(()), variance=jnp.zeros(()), weight=jnp.zeros(()))
 
 
 def update(
     stats: ValueNorm, x: Float[Array, "*batch"], mask: Bool[Array, "*batch"], beta: Numeric = 0.99999
 ) -> ValueNorm:
-    """m ← β m + (1 - β) mean(x) for x, x² and 1, over the active entries. Nothing active, nothing changed.
+    """The moments of the past with weight β and of x with weight 1 - β. Nothing active, nothing changed.
+
+    These are Yu et al.'s debiased averages of x and x², as a mean and a variance: two moments of equal size would leave
+    nothing of a variance that is small beside them.
 
     Args:
       stats: the old statistics.
@@ -51,26 +54,29 @@ def update(
     References:
       Yu et al., 2022, The Surprising Effectiveness of PPO in Cooperative Multi-Agent Games, sec. 5.1
       (https://arxiv.org/abs/2103.01955).
+      Chan et al., 1983, Algorithms for Computing the Sample Variance: the variance of two groups together.
     """
     new = jnp.where(mask.any(), 1 - beta, 0)
+    weight = (1 - new) * stats.weight + new
+    share = new / jnp.where(weight > 0, weight, 1)  # of x in all that was seen
+    mean = losses.masked_mean(x, mask)
+    distance = mean - stats.mean
+    variance = losses.masked_mean((x - mean) ** 2, mask) + (1 - share) * distance**2
     return ValueNorm(
-        mean=(1 - new) * stats.mean + new * losses.masked_mean(x, mask),
-        mean_sq=(1 - new) * stats.mean_sq + new * losses.masked_mean(x**2, mask),
-        debias=(1 - new) * stats.debias + new,
+        mean=stats.mean + share * distance,
+        variance=(1 - share) * stats.variance + share * variance,
+        weight=weight,
     )
 
 
 def _mean_and_std(stats: ValueNorm) -> tuple[Array, Array]:
-    seen = stats.debias > 0
-    weight = jnp.where(seen, stats.debias, 1)
-    mean = stats.mean / weight
     # A floor: the first targets of a sparse reward are all alike.
-    variance = jnp.maximum(stats.mean_sq / weight - mean**2, 0.01)
-    return mean, jnp.where(seen, jnp.sqrt(variance), 1)
+    std = jnp.sqrt(jnp.maximum(stats.variance, 0.01))
+    return stats.mean, jnp.where(stats.weight > 0, std, 1)
 
 
 def normalize(stats: ValueNorm, x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
-    """(x - mean) / std, with the debiased moments and a variance of at least 0.01."""
+    """(x - mean) / std, with a variance of at least 0.01."""
     mean, std = _mean_and_std(stats)
     return (x - mean) / std
 

@@ -22,20 +22,23 @@ def _unknown(argument: str, value: str, known: Iterable[str]) -> ValueError:
     return ValueError(f"{argument}={value!r} is unknown. Did you mean {nearest!r}? Known: {', '.join(known)}.")
 
 
-def schedule(kind: str, start: Numeric, end: Numeric = 0.0, total_steps: Numeric = 1) -> Schedule:
+def schedule(
+    kind: str, start: Numeric, end: Numeric = 0.0, total_steps: Numeric = 1, *, name: str | None = None
+) -> Schedule:
     """A number that changes with the count of optimiser steps.
 
     With p = min(count / total_steps, 1):
 
     - `"constant"`: start.
     - `"linear"`: (1 - p) start + p end.
-    - `"exponential"`: start (end / start)^p, the same factor in every step. `end` is its floor, so it must be positive.
+    - `"exponential"`: start (end / start)^p, the same factor in every step; both must be positive.
 
     Args:
       kind: "constant", "linear" or "exponential"; static.
       start: value at count 0.
       end: value at count `total_steps`, exactly, and ever after.
       total_steps: optimiser steps from start to end.
+      name: of the hyperparameter, for messages: that of a config with the fields `NAME_schedule` and `NAME_end`.
 
     >>> rate = schedule("linear", 1.0, 0.0, total_steps=10)
     >>> [float(rate(count)) for count in (0, 5, 10, 20)]
@@ -58,7 +61,13 @@ def schedule(kind: str, start: Numeric, end: Numeric = 0.0, total_steps: Numeric
 
     kinds = {"constant": constant, "linear": linear, "exponential": exponential}
     if kind not in kinds:
-        raise _unknown("kind", kind, kinds)
+        raise _unknown(f"{name}_schedule" if name else "kind", kind, kinds)
+    if kind == "exponential":
+        for argument, value in {name or "start": start, f"{name}_end" if name else "end": end}.items():
+            if isinstance(value, int | float) and value <= 0:
+                raise ValueError(
+                    f"{argument}={value} must be positive for an exponential schedule, which never gets to 0."
+                )
     return kinds[kind]
 
 
@@ -74,17 +83,21 @@ def over_run(
       end: value at the end.
       num_updates: calls of `Learner.update` until the end; may be None for "constant".
       steps_per_update: optimiser steps in each of them.
+
+    Returns:
+      The schedule. One that needs `num_updates` and has None can be built, for a learner that acts only, not called.
     """
-    if kind != "constant" and num_updates is None:
+    checked = schedule(kind, start, end, 1 if num_updates is None else num_updates * steps_per_update, name=name)
+    if kind == "constant" or num_updates is not None:
+        return checked
+
+    def unfinished(count: Numeric) -> Array:
         raise ValueError(
             f"{name}_schedule={kind!r} needs num_updates, the updates until its end: set it in the config, or "
             f"let make_train or run fill it in."
         )
-    if kind == "exponential" and not isinstance(end, Array) and end <= 0:
-        raise ValueError(
-            f"{name}_end={end} must be positive for an exponential schedule: it is the floor at which it ends."
-        )
-    return schedule(kind, start, end, 1 if num_updates is None else num_updates * steps_per_update)
+
+    return unfinished
 
 
 def learning_rate(cfg: Any, *, start: Numeric | None = None, steps_per_update: Numeric = 1) -> Schedule:

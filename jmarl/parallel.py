@@ -84,8 +84,13 @@ def mine(tree: Any) -> Any:
     return tree if num == 1 else jax.tree.map(lambda x: x[i * len(x) // num : (i + 1) * len(x) // num], tree)
 
 
-def choose_devices(devices: int | Sequence[jax.Device] | None, num_rows: int, split: str) -> list[jax.Device]:
-    """This process's devices for `num_rows` rows of all processes; see `jmarl.run`."""
+def choose_devices(
+    devices: int | Sequence[jax.Device] | None, num_rows: int, split: str, num_envs: Callable[[], int]
+) -> list[jax.Device]:
+    """This process's devices for `num_rows` rows of all processes; see `jmarl.run`.
+
+    `num_envs` is called only where it matters: to know it, an environment has to be traced.
+    """
     if split not in ("seeds", "envs"):
         raise ValueError(f"split={split!r} is not known: choose 'seeds' or 'envs'.")
     num_processes = jax.process_count()
@@ -93,10 +98,13 @@ def choose_devices(devices: int | Sequence[jax.Device] | None, num_rows: int, sp
         raise ValueError(f"{num_rows} seeds cannot be shared equally by {num_processes} processes: choose a multiple.")
     rows, local = num_rows // num_processes, jax.local_devices()
     if devices is None:
-        return local[: max(n for n in range(1, len(local) + 1) if split == "envs" or rows % n == 0)]
+        num_shared = num_envs() if split == "envs" and len(local) > 1 else rows
+        return local[: max(n for n in range(1, len(local) + 1) if num_shared % n == 0)]
     if isinstance(devices, int) and not 1 <= devices <= len(local):
         raise ValueError(f"devices={devices}, but there are {len(local)}: choose 1 to {len(local)}.")
     chosen = local[:devices] if isinstance(devices, int) else list(devices)
+    if not chosen:
+        raise ValueError("devices=[] names no device: name at least one, or None for all that can share the work.")
     if split == "seeds" and rows % len(chosen):
         raise ValueError(
             f"{rows} seeds cannot be shared equally by {len(chosen)} devices: choose a multiple, or fewer devices."

@@ -12,16 +12,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 from jaxtyping import Array
 
 from jmarl import evaluation, parallel
-from jmarl.types import Env, Loop, RunState
+from jmarl.types import Env, Loop, Metrics, RunState, static
 
 __all__ = ["Batch", "Functions", "compiler_options"]
 
 
 class Functions:
-    """Compiled over rows: `init(keys, swept) -> state`, `chunk(state, num, swept) -> (state, metrics)` and
+    """Compiled over rows: `init(keys, swept) -> state`, `chunk(state, num, swept) -> (state, means)` and
     `evaluate(learners, keys, swept) -> metrics`, where `swept` holds the hyperparameters that differ from row to row.
 
     Args:
@@ -89,15 +90,29 @@ def _row(tree: Any, i: Any) -> Any:
     return jax.tree.map(lambda x: x[i], tree)
 
 
+def _rows_of(row: Any) -> Any:
+    """One row as all there are."""
+    return jax.tree.map(lambda x: x[None], row)
+
+
 def _one_by_one(function: Callable) -> Callable:
     """`jax.vmap(function)`, row after row."""
-    return lambda *rows: jax.lax.map(lambda row: function(*row), rows)
+
+    def rows(*args):
+        if len(jax.tree.leaves(args)[0]) == 1:
+            return _rows_of(function(*_row(args, 0)))
+        return jax.lax.map(lambda row: function(*row), args)
+
+    return rows
 
 
 def _in_place(chunk: Callable) -> Callable:
     """`jax.vmap(chunk, in_axes=(0, None, 0))`, row after row: each state is written where the one before it was."""
 
     def rows(state, num, swept):
+        if len(state.first) == 1:  # neither cut out nor put back, which is much to compile
+            return _rows_of(chunk(_row(state, 0), num, _row(swept, 0)))
+
         def step(state, i):
             row, metrics = chunk(_row(state, i), num, _row(swept, i))
             return jax.tree.map(lambda x, y: x.at[i].set(y), state, row), metrics
@@ -142,7 +157,8 @@ class Batch:
         measured = []
         for i, (piece, table) in enumerate(zip(self.pieces, self._tables, strict=True)):
             piece = self._placement.put(piece, self._placement.state) if len(self._tables) > 1 else piece
-            piece, metrics = self._chunk(piece, num, table)
+            piece, means = self._chunk(piece, num, table)
+            metrics = dict(zip(means.names, np.asarray(means.values).T, strict=True))
             if keys is not None:
                 key = self._placement.put(self._cut(keys, len(self._tables))[i], self._placement.rows)
                 metrics = metrics | self._functions.evaluate(piece.learner, key, table)
@@ -207,26 +223,46 @@ def _bytes(tree: Any) -> int:
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
+@struct.dataclass(kw_only=True)
+class Means:
+    """Metrics in one array `[.., K]`: to add up and return each by itself would be a tenth of all there is to compile.
+
+    NaN means not measured, such as a return where no episode ended; but a loss that is NaN makes its mean NaN.
+    """
+
+    values: Array
+    names: tuple[str, ...] = static(())
+
+    @staticmethod
+    def of(metrics: Metrics) -> "Means":
+        """From numbers by name."""
+        for name, x in metrics.items():
+            if x.shape:
+                raise ValueError(f"The metric {name!r} has shape {x.shape}, but a metric is one number: reduce it.")
+        names = tuple(sorted(metrics))
+        return Means(values=jnp.stack([metrics[name] for name in names]), names=names)
+
+
 def _make_chunk(loop: Loop, cfg: Any):
-    """`chunk(state, num)`: `num` iterations; metrics are means over those in which they were measured."""
+    """`chunk(state, num)`: `num` iterations; means are over those in which a metric was measured."""
 
     @jax.jit  # so that it is traced once only
     def iteration(state):
-        return loop.step(state, cfg)
+        state, metrics = loop.step(state, cfg)
+        return state, Means.of(metrics)
 
     def chunk(state, num):
-        def step(i, carry):
+        def step(_, carry):
             state, total, count = carry
             state, metrics = iteration(state)
-            measured = jax.tree.map(lambda x: ~jnp.isnan(x), metrics)
-            total = jax.tree.map(lambda t, x, m: t + jnp.where(m, x, 0), total, metrics, measured)
-            return state, total, jax.tree.map(jnp.add, count, measured)
+            is_measured = ~jnp.isnan(metrics.values) | is_loss
+            return state, total + jnp.where(is_measured, metrics.values, 0), count + is_measured
 
-        avals = jax.eval_shape(iteration, state)[1]
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), avals)
-        counts = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.int32), avals)
-        state, total, count = jax.lax.fori_loop(0, num, step, (state, zeros, counts))
-        return state, jax.tree.map(lambda t, n: jnp.where(n > 0, t / jnp.maximum(n, 1), jnp.nan), total, count)
+        metrics = jax.eval_shape(iteration, state)[1]
+        is_loss = np.array([name.startswith("loss/") for name in metrics.names])
+        zero = jnp.zeros(metrics.values.shape, metrics.values.dtype)
+        state, total, count = jax.lax.fori_loop(0, num, step, (state, zero, zero.astype(jnp.int32)))
+        return state, metrics.replace(values=jnp.where(count > 0, total / jnp.maximum(count, 1), jnp.nan))
 
     return chunk
 

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import os
+import shutil
 import signal
 import threading
 import time
@@ -39,9 +40,10 @@ class Checkpointing(NamedTuple):
 
     Attributes:
       folder: a new one, for the checkpoints alone.
-      every_s: seconds between two of them, rounded up to the end of a chunk.
+      every_s: seconds between two of them, rounded up to the end of a chunk; 0: after each chunk.
       keep: how many stay.
-      resume: go on from the last one in `folder`, as if the run had never been stopped or killed.
+      resume: go on from the last one in `folder`, as if the run had never been stopped or killed. Where none was
+        completed yet, the run begins anew, and says so.
       best: the metric of the evaluation by which each seed's best learner is chosen.
 
     A checkpoint holds "run", the `RunState`, and, once there was an evaluation, "best", a `Best`. To read the learners:
@@ -101,7 +103,7 @@ def run(
       num_seeds: independent runs.
       sweep_axes: which fields of `cfg` hold a value for each setting. Every setting is trained with the same seeds, and
         `[num_seeds]` is `[num_settings * num_seeds]` here, the seeds of a setting side by side.
-      devices: of this process, how many or which. By default as many as can share the seeds equally.
+      devices: of this process, how many or which. By default as many as can share the seeds, or environments, equally.
       split: what they share: "seeds", or the "envs" of each seed for one large run, whose learner each device has.
       seed_axis: how a device computes its seeds: side by side ("vmap") or one after the other ("map"). By default side
         by side, except on a CPU where all environments together have 16 agents or more: there the arrays of one seed
@@ -121,14 +123,24 @@ def run(
     training.require_positive(num_steps=num_steps, steps_per_chunk=steps_per_chunk, num_seeds=num_seeds)
     if seed_axis not in (None, "vmap", "map"):
         raise ValueError(f"seed_axis={seed_axis!r} is not known: choose 'vmap' or 'map'.")
+    if evaluation is not None:
+        counts = {"evaluation.every": evaluation.every, "evaluation.num_episodes": evaluation.num_episodes}
+        training.require_positive(**counts)
+    if checkpoint is not None and not checkpoint.every_s >= 0:  # NaN is not, either
+        raise ValueError(f"checkpoint.every_s={checkpoint.every_s} must be 0 seconds or more.")
     cfg = training.with_horizon(loop, cfg, num_steps)
     begin = time.perf_counter()
 
     swept = training.swept_values(cfg, sweep_axes)
     num_settings = len(next(iter(swept.values()), "1"))
     num_rows = num_settings * num_seeds
-    placement = parallel.Placement(parallel.choose_devices(devices, num_rows, split), split)
     key_init, key_eval = jax.random.split(key)
+
+    def num_envs():
+        one = cfg.replace(**{name: x[0] for name, x in swept.items()}) if swept else cfg
+        return len(jax.eval_shape(loop.init, key_init, one).first)
+
+    placement = parallel.Placement(parallel.choose_devices(devices, num_rows, split, num_envs), split)
 
     def keys_of_rows(key):
         return jnp.concatenate([jax.random.split(key, num_seeds)] * num_settings)
@@ -146,7 +158,7 @@ def run(
     saver = None
     if checkpoint is not None:
         measured = {} if evaluation is None else jax.eval_shape(functions.evaluate, example.learner, keys_init, values)
-        settings = _settings(loop, key, cfg, num_steps, steps_per_chunk, num_seeds, evaluation)
+        settings = _settings(loop, key, cfg, num_steps, steps_per_chunk, num_seeds, evaluation, checkpoint)
         saver = _Saver(checkpoint, example, measured, settings)
 
     with contextlib.ExitStack() as at_the_end:
@@ -166,12 +178,14 @@ def run(
         for sink in sinks:
             sink.start(info)
             at_the_end.callback(sink.close)
+        if saver is not None:
+            saver.is_begun = True
         if state is not None and progress.done == num_steps:
             return state
         batch.start(parallel.mine(keys_init), state)
         del state  # the first chunk takes its memory
         with _first_signal() as stopped:
-            is_stopped = False
+            is_stopped, is_reported = False, False
             while progress.done < num_steps and not is_stopped:
                 num = min(steps_per_chunk, num_steps - progress.done)
                 done, num_chunks = progress.done + num, progress.num_chunks + 1
@@ -181,6 +195,7 @@ def run(
                 if saver is not None and is_evaluated:
                     saver.keep_best(batch.join([piece.learner for piece in batch.pieces]), metrics)
                 metrics = parallel.gather(metrics)
+                is_reported = is_reported or _report_divergence(done * loop.env_steps_per_step, metrics)
                 progress = _Progress(done, num_chunks, time.perf_counter() - begin)
                 for sink in sinks:
                     sink.write(done * loop.env_steps_per_step, progress.wall_s, metrics)
@@ -211,6 +226,19 @@ def _report_replay(buffer: Any, num_seeds: int) -> None:
             f"{available / 2**30:.1f} GiB: lower the buffer's capacity or the number of seeds."
         )
     parallel.say(f"Replay takes {needed / 2**20:,.1f} MiB for {num_seeds} seed{'s' if num_seeds > 1 else ''}.")
+
+
+def _report_divergence(env_steps: int, metrics: Mapping[str, np.ndarray]) -> bool:
+    """Says that a loss is no number any more, and whether it is so."""
+    for name, values in metrics.items():
+        lost = np.flatnonzero(~np.isfinite(values)).tolist() if name.startswith("loss/") else []
+        if lost:
+            parallel.say(
+                f"{name} is {values[lost[0]]} after {env_steps:,} steps, for seeds {', '.join(map(str, lost))} of "
+                f"{len(values)}: they may never recover; try a lower learning rate."
+            )
+            return True
+    return False
 
 
 @contextlib.contextmanager
@@ -256,6 +284,7 @@ class _Saver:
         if measured:
             self._example["best"] = Best(learner=example.learner, score=measured[options.best])
         self._best: Best | None = None
+        self.is_begun = options.resume  # until a new run has sinks, it may be refused
         self._saved_at, self._saved_time = 0, time.monotonic()
         self._writer = None
         if parallel.is_first_process():
@@ -266,6 +295,8 @@ class _Saver:
         """The last checkpoint, if the run does not begin here."""
         folder = self._options.folder
         if not checkpoint_module.steps(folder):
+            if self._options.resume:
+                parallel.say(f"{folder} holds no checkpoint yet: the run begins anew, and so do its metrics.")
             return None, _Progress()
         info = checkpoint_module.describe(folder)["info"]
         _require_same(info["settings"], self._settings)
@@ -302,8 +333,11 @@ class _Saver:
             self._writer.wait()
 
     def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
+        if self._writer is None:
+            return
+        self._writer.close()
+        if not self.is_begun:  # else it would look as if the files that were in the way belonged to this run
+            shutil.rmtree(self._writer.folder)
 
 
 def _better(old: Best, new: Best) -> Best:
@@ -318,7 +352,7 @@ def _better(old: Best, new: Best) -> Best:
     return jax.tree.map(pick, new, old)
 
 
-def _settings(loop, key, cfg, num_steps, steps_per_chunk, num_seeds, evaluation) -> dict[str, str]:
+def _settings(loop, key, cfg, num_steps, steps_per_chunk, num_seeds, evaluation, checkpoint) -> dict[str, str]:
     """What a run must have in common with the one it goes on from, in words."""
     settings = {
         "algorithm": getattr(loop.algorithm, "__name__", ""),
@@ -328,7 +362,9 @@ def _settings(loop, key, cfg, num_steps, steps_per_chunk, num_seeds, evaluation)
         "steps_per_chunk": steps_per_chunk,
         "num_seeds": num_seeds,
         "env_steps_per_step": loop.env_steps_per_step,
+        "updates_per_step": loop.updates_per_step,
         "evaluation": evaluation and evaluation[:2],
+        "best": evaluation and checkpoint.best,
     }
     fields = dataclasses.fields(cfg) if dataclasses.is_dataclass(cfg) else ()
     settings |= {field.name: getattr(cfg, field.name) for field in fields}

@@ -52,6 +52,8 @@ def rollout(
       the episodes that finished: NaN if none did.
     """
     num_envs = run.first.shape[0]
+    if num_resets is not None:
+        require_positive(length=length, num_resets=num_resets)
     num_resets = math.ceil(length / env.spec.min_steps) if num_resets is None else num_resets
     # All keys and start states are drawn at once, outside the scan: many small draws are slow to compile and to run.
     sizes = 1, length, length * num_envs, num_resets * num_envs
@@ -92,7 +94,7 @@ def rollout(
     trajectory = Trajectory(steps=steps, carry=run.carry)
     run = dataclasses.replace(
         run,
-        learner=dataclasses.replace(run.learner, env_steps=run.env_steps + length * num_envs),
+        learner=dataclasses.replace(run.learner, env_steps=_count_on(run.env_steps, length * num_envs)),
         env_state=env_state,
         obs=obs,
         first=first,
@@ -101,6 +103,11 @@ def rollout(
         key=key[0],
     )
     return run, trajectory, metrics
+
+
+def _count_on(count: Array, num: int) -> Array:
+    """count + num, but never past the largest int32: schedules of exploration would begin anew."""
+    return jnp.minimum(count, jnp.iinfo(count.dtype).max - num) + num
 
 
 def where_last(last: Array, ended: Any, going_on: Any) -> Any:
@@ -270,6 +277,9 @@ def sweep(cfg: Any, **values: Any) -> tuple[Any, Any]:
     >>> cfgs.learning_rate.shape, axes.learning_rate, axes.clip_eps
     ((2,), 0, None)
     """
+    for name, value in values.items():
+        if not np.ndim(value):
+            raise ValueError(f"{name}={value} is one value, and a sweep is over several: give a list of them.")
     sizes = {name: len(value) for name, value in values.items()}
     if len(set(sizes.values())) > 1:
         raise ValueError(f"sweep needs equally many values of each hyperparameter, got {sizes}.")

@@ -110,8 +110,8 @@ class TrainState:
       target_params: slowly moving copies; () where an algorithm has none.
       opt_state: optimiser state.
       step: optimiser steps taken, int32. Learning-rate schedules read it.
-      env_steps: environment steps taken in all environments together, int32, counted by `rollout`. Schedules of
-        exploration read it.
+      env_steps: environment steps taken in all environments together, int32, counted by `rollout` up to 2^31 - 1.
+        Schedules of exploration read it.
       extras: running statistics, such as those of a value normaliser.
     """
 

@@ -47,6 +47,74 @@ def test_soft_value_of_discrete_actions_ignores_an_added_illegal_one():
     assert np.isfinite(jax.grad(value)(*more)).all()
 
 
+def test_a_high_temperature_and_an_illegal_action_are_finite():
+    """α log π of an illegal action is beyond the largest float."""
+
+    def value(logits, alpha, legal):
+        policy = jmarl.networks.heads.categorical(logits, legal)
+        return losses.soft_value(jnp.array([1.0, 2.0, 9.0]), policy.logits, alpha, policy.probs)
+
+    logits, legal = jnp.log(jnp.array([0.25, 0.75, 5.0])), jnp.array([True, True, False])
+    entropy = -0.25 * np.log(0.25) - 0.75 * np.log(0.75)
+    assert float(value(logits, 10.0, legal)) == pytest.approx(1.75 + 10 * entropy, rel=1e-5)
+    by_logits, by_alpha = jax.grad(value, (0, 1))(logits, 10.0, legal)
+    # dV/dlogit = p (q - V - α (log p + H)) with V the mean of q.
+    slope = np.array([0.25, 0.75]) * (np.array([1.0, 2.0]) - 1.75 - 10 * (np.log([0.25, 0.75]) + entropy))
+    np.testing.assert_allclose(by_logits, [*slope, 0.0], rtol=1e-4)
+    assert float(by_alpha) == pytest.approx(entropy, rel=1e-5)
+
+
+def test_a_padded_action_changes_nothing_in_the_penalty_of_logits():
+    def loss(logits, num_real):
+        logits = jnp.asarray(logits)
+        code = replayed.action_code(DISCRETE._replace(num_actions=len(logits), action_sizes=(num_real,) * 2))
+        nets = ddpg.DDPGNets(
+            actor=Network(
+                lambda key: 0.0,
+                lambda params, carry, obs, first: (carry, jnp.broadcast_to(logits, (*first.shape, 2, len(logits)))),
+                lambda shape: (),
+            ),
+            critic=Network(lambda key: 0.0, lambda p, carry, x, first: (carry, jnp.zeros((1, 4, 6, 2))), lambda s: ()),
+            code=code,
+        )
+        batch = random_batch(DISCRETE._replace(num_actions=len(logits)), jax.random.key(0))
+        legal = jnp.broadcast_to(jnp.arange(len(logits)) < num_real, (4, 6, 2, len(logits)))
+        batch = batch.replace(steps=batch.steps.replace(obs=batch.steps.obs.replace(action_mask=legal)))
+        params = {"actor": 0.0, "critic": 0.0}
+        noise = jnp.zeros((4, 6, 2, len(logits)))
+        return float(ddpg.ddpg_actor_loss(params, batch, noise, nets=nets, cfg=DDPGConfig(logit_coef=1.0))[0])
+
+    assert loss([1.0, 3.0], 2) == loss([1.0, 3.0, 7.0], 2) == 5.0
+
+
+@pytest.mark.parametrize("kind, target", [(None, [1.0, 5.0 + 9.0]), ("sum", [15.0, 15.0]), ("mean", [12.0, 12.0])])
+def test_with_team_rewards_a_dead_agents_return_goes_on_as_long_as_the_teams(kind, target):
+    """γ = 0.9 and Q = 10 everywhere; agent 0 dies, agent 1 goes on."""
+    nets = ddpg.default_nets(CONTINUOUS, DDPGConfig(**SMALL))
+    tens = Network(lambda key: 0.0, lambda p, carry, x, first: (carry, jnp.full((1, 1, 6, 2), 10.0)), lambda shape: ())
+    batch = random_batch(CONTINUOUS, jax.random.key(0), length=1)
+    wide = lambda x: jnp.broadcast_to(jnp.array(x), (1, 6, 2))  # noqa: E731
+    batch = batch.replace(steps=batch.steps.replace(reward=wide([1.0, 5.0]), terminated=wide([True, False])))
+    params = {"actor": nets.actor.init(jax.random.key(1)), "critic": 0.0}
+    cfg = DDPGConfig(gamma=0.9, team_reward=kind)
+    _, metrics = ddpg.ddpg_critic_loss(params, params, batch, None, nets=nets._replace(critic=tens), cfg=cfg)
+    assert float(metrics["value/target"]) == pytest.approx(np.mean(target))
+    np.testing.assert_allclose(metrics["priority"], np.mean(np.abs(10 - np.array(target))), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["maddpg", "masac"])
+def test_a_burn_in_inside_an_episode_is_not_learnt_and_the_start_of_one_is(name):
+    """Actions are read by critics at each step, but what they were worth in a burn-in is not fitted."""
+    algorithm, config = {"maddpg": (jmarl.maddpg, DDPGConfig), "masac": (jmarl.masac, SACConfig)}[name]
+    learner = algorithm(DISCRETE, config(**SMALL, recurrent=True, burn_in=2))
+    state, update = jax.jit(learner.init)(jax.random.key(0)), jax.jit(learner.update)
+    batch = random_batch(DISCRETE, jax.random.key(1), carry=memory_before(learner, 6))
+    batch = batch.replace(steps=batch.steps.replace(first=batch.steps.first.at[0, 3:].set(False)))
+    richer = batch.replace(steps=batch.steps.replace(reward=batch.steps.reward.at[:2].add(100.0)))
+    one, two = (update(state, b, jax.random.key(2))[1]["priority"] for b in (batch, richer))
+    assert (two[:3] > one[:3] + 10).all() and (two[3:] == one[3:]).all()
+
+
 def test_a_counterfactual_advantage_and_a_policy_gradient():
     advantage = losses.counterfactual_advantage(jnp.array([1.0, 2.0]), jnp.array([0.2, 0.8]), jnp.array(0))
     assert float(advantage) == pytest.approx(-0.8)
@@ -445,9 +513,17 @@ BAD = [
     (jmarl.iddpg, CONTINUOUS, DDPGConfig(noise_start=-1.0), "noise_start=-1.0 must not be negative"),
     (jmarl.matd3, DISCRETE, TD3Config(policy_delay=0), "policy_delay=0 must be at least 1"),
     (jmarl.isac, DISCRETE, SACConfig(alpha=0.0), "alpha=0.0 must be positive"),
+    (jmarl.isac, DISCRETE, SACConfig(log_std_min=2.0), "log_std_max=2.0 must lie above log_std_min=2.0"),
+    (jmarl.isac, DISCRETE, SACConfig(gamma=1.5), r"gamma=1.5 must lie in \[0, 1\]"),
+    (jmarl.isac, DISCRETE, SACConfig(cell=None), "cell=None has no meaning: leave it out for 'gru'"),
+    (jmarl.isac, DISCRETE, SACConfig(head_sizes=8), r"head_sizes=8 must hold one width for each layer"),
+    (jmarl.iddpg, DISCRETE, DDPGConfig(gumbel_temperature=0.0), "gumbel_temperature=0.0 must be positive"),
+    (jmarl.iddpg, CONTINUOUS, DDPGConfig(noise_schedule="cosine"), "noise_schedule='cosine' is unknown here"),
+    (jmarl.iddpg, CONTINUOUS, DDPGConfig(noise_schedule="exponential", noise_end=0), "noise_end=0 must be positive"),
+    (jmarl.itd3, CONTINUOUS, TD3Config(target_noise=-0.1), "target_noise=-0.1 must not be negative"),
     (jmarl.isac, DISCRETE, SACConfig(burn_in=2), "burn_in=2 warms up recurrent networks"),
     (jmarl.isac, DISCRETE, SACConfig(update_order="both"), "update_order='both' is unknown here"),
-    (jmarl.masac, DISCRETE._replace(state_shape=(0,)), SACConfig(), "read the global state, but matrix_game has none"),
+    (jmarl.masac, DISCRETE._replace(state_shape=(0,)), SACConfig(), "global state, but matrix_game has state_shape"),
     (jmarl.iddpg, DISCRETE._replace(obs_shape=(5, 5, 3)), DDPGConfig(), "has images: make it with flatten=True"),
     (jmarl.ia2c, DISCRETE, A2CConfig(num_epochs=4), "takes one step on each rollout, but num_epochs=4"),
 ]  # fmt: skip

@@ -72,6 +72,18 @@ def test_what_was_never_written_is_never_drawn():
         assert set(drawn.ravel().tolist()) == {7, 8, 9}
 
 
+def test_the_count_of_sequences_never_overflows():
+    buffer = buffers.uniform(5, 2, sequence_length=2)
+    first, last = [[[True]], [[False]]]
+    state = filled(buffer, transitions(0, 1, 2, 3), rollout_of([[4]], first, last))
+    far = 2**30 // 5 * 5
+    late = state.replace(count=state.count + far, open=state.open + far)
+    for rollout in (rollout_of([[5]], last, first), transitions(6, 7, 8)):
+        state, late = _add(state, rollout), _add(late, rollout)
+        assert 5 <= int(late.count) < 10 and int(late.count) % 5 == int(state.count) % 5
+        jax.tree.map(np.testing.assert_array_equal, (state.steps, state.length), (late.steps, late.length))
+
+
 @st.composite
 def histories(draw):
     """Which steps end an episode `[rollouts, T, B]`, sequence length and capacity: few shapes, few compilations."""
@@ -164,10 +176,29 @@ def test_prioritized_draws_in_proportion_and_weighs_against_it():
     assert state.priority[3:6].tolist() == [16, 16, 16]
 
 
-def test_nothing_is_lost_by_a_priority_of_zero():
-    buffer = buffers.prioritized(4, 2)
-    state = buffer.set_priority(filled(buffer, transitions(0, 1)), jnp.array([0]), jnp.array([0.0]))
-    assert float(state.priority[0]) > 0
+@pytest.mark.parametrize("exponent", [0.0, 0.6, 1.0])
+def test_nothing_is_lost_by_a_priority_of_zero(exponent):
+    """Among 100,000 of priority 1, where a running sum in single precision moves in steps of 0.008."""
+    buffer, rows = buffers.prioritized(4, 2), jnp.array([1, 50_000, 99_999])
+    state = filled(buffer, transitions(0, 1)).replace(priority=jnp.ones(100_000).at[77].set(0.0))
+    state = buffer.set_priority(state, rows, jnp.zeros(3))
+    total = np.asarray(jnp.cumsum(buffers._shares(state.priority, exponent)))
+    assert (total[rows] > total[rows - 1]).all() and total[77] == total[76]  # what was never written stays out
+
+
+def test_steps_appended_to_a_sequence_are_as_urgent_as_a_new_one():
+    """One step of an episode, which turns out to be known well; then three more."""
+    buffer, false = buffers.prioritized(8, 2, sequence_length=4), np.zeros((3, 1), bool)
+    state = filled(buffer, rollout_of([[0]], [[True]], [[False]]), rollout_of([[9]], [[True]], [[False]]))
+    state = buffer.set_priority(state, jnp.array([0, 1]), jnp.array([4.0, 0.001]))
+    state = buffer.add(state, rollout_of([[10], [11], [12]], false, false))
+    assert state.length[:2].tolist() == [1, 4] and state.priority[:2].tolist() == [4, 4]
+
+
+@pytest.mark.parametrize("name", ["priority_exponent", "importance_exponent"])
+def test_negative_exponents_are_refused(name):
+    with pytest.raises(ValueError, match=f"{name}=-0.5 must not be negative"):
+        buffers.prioritized(4, 2, **{name: -0.5})
 
 
 # ------------------------------------------------------------------------------------------------------------ cost

@@ -94,7 +94,7 @@ def require_identical(a, b):
         np.testing.assert_array_equal(x, y, jax.tree_util.keystr(place))
 
 
-def run_in(folder, *, resume=False, num_steps=12, callback=None, every_s=60.0, **changes):
+def run_in(folder, *, resume=False, num_steps=12, callback=None, every_s=60.0, best="eval/return_sum", **changes):
     """A run with everything that has to survive: sinks, evaluation, the best learner."""
     folder.mkdir(exist_ok=True)
     options = {"steps_per_chunk": 1, "num_seeds": 2, "evaluation": jmarl.Evaluation(num_episodes=3, every=3)}
@@ -104,7 +104,7 @@ def run_in(folder, *, resume=False, num_steps=12, callback=None, every_s=60.0, *
         PPO,
         num_steps=num_steps,
         sinks=[jmarl.logging.csv_file(folder / "metrics.csv"), jmarl.logging.json_file(folder / "metrics.json")],
-        checkpoint=jmarl.Checkpointing(folder / "checkpoints", every_s, resume=resume),
+        checkpoint=jmarl.Checkpointing(folder / "checkpoints", every_s, resume=resume, best=best),
         callback=callback,
         **options | changes,
     )
@@ -161,7 +161,7 @@ def test_a_run_that_was_killed_while_it_saved_goes_on_as_if_nothing_had_happened
     assert not list(saves.glob("*tmp*"))
 
 
-def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(whole, tmp_path):
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew_and_says_so(whole, tmp_path, capsys):
     def die(*_):
         raise RuntimeError("died")
 
@@ -169,7 +169,19 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(whole, tm
         run_in(tmp_path, callback=die)
     assert checkpoint.steps(tmp_path / "checkpoints") == []
     require_identical(run_in(tmp_path, resume=True), whole[0])
+    assert "checkpoints holds no checkpoint yet: the run begins anew" in capsys.readouterr().out
     assert written(tmp_path) == written(whole[1])
+
+
+def test_metrics_without_checkpoints_are_never_replaced(whole, tmp_path):
+    shutil.copy(whole[1] / "metrics.csv", tmp_path)
+    for _ in range(2):  # the first time leaves nothing that would look like a run to go on with
+        with pytest.raises(FileExistsError, match=r"metrics.csv exists already"):
+            run_in(tmp_path)
+        with pytest.raises(FileNotFoundError, match=r"checkpoints does not exist"):
+            run_in(tmp_path, resume=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.csv"]
+    assert (tmp_path / "metrics.csv").read_bytes() == (whole[1] / "metrics.csv").read_bytes()
 
 
 def test_the_best_learner_of_each_seed_is_kept(whole):
@@ -207,6 +219,8 @@ def test_another_run_is_not_resumed_and_none_is_overwritten(whole):
     before = written(folder)
     with pytest.raises(ValueError, match=r"num_steps is 12 in the checkpoint, but 13 here"):
         run_in(folder, resume=True, num_steps=13)
+    with pytest.raises(ValueError, match=r"best is eval/return_sum in the checkpoint, but eval/return_mean here"):
+        run_in(folder, resume=True, best="eval/return_mean")
     with pytest.raises(FileExistsError, match=r"checkpoints exists already: resume the run"):
         run_in(folder)
     assert written(folder) == before
@@ -236,6 +250,21 @@ def test_the_script_goes_on_with_a_run_from_its_folder_alone(tmp_path, capsys):
         (folder / "config.json").read_bytes(),
     )
     assert "64 environment steps each, 32 of them done" in capsys.readouterr().out
+
+    empty = folder / "checkpoints"
+    for path in empty.glob("[0-9]*"):
+        shutil.rmtree(path)
+    for is_there in (True, False):  # checkpoints were removed, and then their folder
+        if not is_there:
+            shutil.rmtree(empty)
+        before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        for _ in range(2):
+            with pytest.raises(SystemExit) as error:
+                train.main(["--resume", str(folder)])
+            assert error.value.code == 2
+            assert "a run holds metrics, but no checkpoint to go on from: start a new" in capsys.readouterr().err
+            assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+            assert empty.exists() == is_there
 
 
 @pytest.mark.parametrize(
@@ -277,6 +306,15 @@ def test_every_dtype_and_typed_keys_survive(saved):
     require_identical(TREE, again)
     assert jax.random.key_impl(again["other_key"]) == jax.random.key_impl(TREE["other_key"])
     assert checkpoint.describe(saved, 1)["info"] == {"note": "one"}
+
+
+def test_two_leaves_of_one_name_are_refused(tmp_path):
+    tree = {"a.b": jnp.zeros(2), "a": {"b": jnp.ones(2)}}
+    with (
+        checkpoint.Writer(tmp_path / "saved") as writer,
+        pytest.raises(ValueError, match="Two arrays have the same name: let no key of the tree hold a dot"),
+    ):
+        writer.save(1, tree)
 
 
 def test_a_part_is_read_alone(saved):

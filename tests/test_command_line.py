@@ -116,12 +116,24 @@ def test_unknown_environment_names_the_nearest(capsys):
         (("--env-kwargs", "num_agents"), "KEY=VALUE"),
         (("--env-kwargs", "num_agent=4"), "num_agents"),
         (("--total-steps", "1.5"), "1.5 is not a whole number"),
+        (("--total-steps", "inf"), "inf is not a whole number"),
+        (("--total-steps", "nan"), "nan is not a whole number"),
+        (("--total-steps", "0"), "--total-steps 0 must be at least 1"),
+        (("--log-every", "0"), "--log-every 0 must be at least 1"),
+        (("--eval-every", "0"), "--eval-every 0 must be at least 1"),
+        (("--eval-episodes", "-1"), "--eval-episodes -1 must be positive, or 0"),
+        (("--checkpoint-every", "nan"), "--checkpoint-every nan must be positive, or 0"),
+        (("--checkpoint-every", "-1"), "--checkpoint-every -1.0 must be positive, or 0"),
+        (("--seed", "-1"), "--seed -1 must be at least 0 and less than 2**32"),
+        (("--seed", "4294967296"), "--seed 4294967296 must be at least 0 and less than 2**32"),
+        ((*CHEAP, "--env-kwargs", "max_steps_in_episode=0"), "Episodes of CartPole-v1 have 0 steps"),
         (("--num-envs", "0"), "num_envs=0 must be at least 1"),
         ((*CHEAP, "--num-minibatches", "7"), "num_minibatches=7 must divide"),
+        ((*CHEAP, "--num-resets", "0"), "num_resets=0 must be at least 1"),
         ((*CHEAP, "--recurrent", "--recurrent-length", "9"), "recurrent_length=9 must divide"),
         (("--activation", "rely"), "activation='rely'"),
         (("--action-distribution", "gaussian"), "discrete"),
-        (("--seeds", "0"), "num_seeds=0 must be at least 1"),
+        (("--seeds", "0"), "--seeds 0 must be at least 1"),
     ],
 )
 def test_bad_values_are_refused_in_one_sentence_and_leave_no_folder(words, sentence, tmp_path, capsys):
@@ -227,6 +239,35 @@ def test_curves_of_two_runs_share_a_figure(tmp_path):
         sink.write(200, 2.0, {"train/return_sum": np.array([np.nan, 3.0])})
     out = plotting.plot_curves([tmp_path / "one", tmp_path / "two"], tmp_path / "both.png", labels=["1", "2"])
     assert Image.open(out).size[0] > 600
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "name at least one run folder"),
+        (["one", "--metric", "train/won"], "no run has the metric train/won: choose one of train/return_sum."),
+        (["none"], "none is no run folder of train.py: its metrics.json cannot be read"),
+        (["torn"], "torn/metrics.json is damaged"),
+        (["one", "--out", "one/metrics.json"], "metrics.json exists already: give another --out, or --overwrite"),
+        (["one", "--out", "one", "--overwrite"], "one is a folder: give --out a file"),
+        (["one", "--out", "none/curves.png"], "curves.png has no place, since none is no folder"),
+        (["one", "--out", "curves.abc"], "curves.abc cannot be drawn"),
+    ],
+)
+def test_plotting_refuses_in_one_sentence(words, sentence, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    sink = jmarl.logging.json_file(jmarl.logging.run_folder("one") / "metrics.json", every_s=0.0)
+    sink.write(100, 1.0, {"train/return_sum": np.array([1.0, 2.0])})
+    (jmarl.logging.run_folder("torn") / "metrics.json").write_text('{"env_steps": [1')
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(SystemExit) as error:
+        plotting.main(words)
+    assert error.value.code == 2 and sentence in capsys.readouterr().err
+    assert sorted(tmp_path.rglob("*")) == before
+    plotting.main(["one"])
+    with pytest.raises(SystemExit):
+        plotting.main(["one"])
+    plotting.main(["one", "--overwrite"])
 
 
 def test_random_actions_are_legal_and_cover_what_is_legal():

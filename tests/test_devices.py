@@ -79,19 +79,19 @@ def compare_with_one_device(name):
 
 
 def environments_of_mappo():
-    compare_environments_with_one_device("mappo", 8)
+    compare_environments_with_one_device("mappo", 8, devices=8)
 
 
 def environments_of_qmix():
-    compare_environments_with_one_device("qmix", 4)
+    compare_environments_with_one_device("qmix", 4)  # environments, so no more devices than that
 
 
 def environments_of_maddpg():
-    compare_environments_with_one_device("maddpg", 2)
+    compare_environments_with_one_device("maddpg", 2, devices=2)
 
 
-def compare_environments_with_one_device(name, num):
-    state, rows = train(name, num_seeds=1, split="envs", devices=num)
+def compare_environments_with_one_device(name, num, **devices):
+    state, rows = train(name, num_seeds=1, split="envs", **devices)
     num_envs = state.first.shape[1]
     assert len(state.first.sharding.device_set) == num
     assert len(state.first.addressable_shards[0].data[0]) == num_envs // num
@@ -131,13 +131,17 @@ def checkpoints():
 def refusals():
     for arguments, sentence in [
         ({"devices": 9}, "devices=9, but there are 8: choose 1 to 8"),
+        ({"devices": []}, "devices=\\[\\] names no device: name at least one, or None"),
         ({"devices": 3}, "8 seeds cannot be shared equally by 3 devices"),
         ({"split": "agents"}, "split='agents' is not known"),
         ({"split": "envs", "devices": 3}, "num_envs=8 cannot be shared equally by 3 devices"),
     ]:
         with pytest.raises(ValueError, match=sentence):
             train(**arguments)
-    assert [len(jmarl.parallel.choose_devices(None, seeds, "seeds")) for seeds in (1, 3, 9, 12, 16)] == [1, 3, 3, 6, 8]
+    for num_shared, num in {1: 1, 3: 3, 4: 4, 9: 3, 11: 1, 12: 6, 16: 8}.items():
+        of_seeds = jmarl.parallel.choose_devices(None, num_shared, "seeds", lambda: 1)
+        of_envs = jmarl.parallel.choose_devices(None, 3, "envs", lambda num_shared=num_shared: num_shared)
+        assert len(of_seeds) == len(of_envs) == num
     assert jmarl.use_cores(8) == 8
     with pytest.raises(
         RuntimeError, match=r"use_cores must come before the first use of jax.* 8 CPU devices already, not 2"

@@ -99,6 +99,9 @@ def test_probe_mistakes():
         envs.probe("actoin")
     with pytest.raises(ValueError, match="num_steps=3 has no meaning for the one-step probe 'action'"):
         envs.probe("action", num_steps=3)
+    for game in (lambda: envs.matrix_game(np.eye(2), num_steps=0), lambda: envs.probe("delayed", num_steps=0)):
+        with pytest.raises(ValueError, match="num_steps=0 must be at least 1: every episode has a step"):
+            game()
 
 
 # -------------------------------------------------------------------------------- an environment of one's own

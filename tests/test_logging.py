@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -59,6 +60,25 @@ def test_json_has_one_series_per_seed(tmp_path):
 def test_json_of_a_killed_run_is_complete(tmp_path):
     write_three_times(logging.json_file(tmp_path / "metrics.json", every_s=0.0))  # never closed
     assert strict_json(tmp_path / "metrics.json")["env_steps"] == [100, 200, 300]
+
+
+def test_json_that_takes_long_to_write_is_written_less_often(tmp_path, monkeypatch):
+    now, saved_at, replace = 0.0, [], logging._replace
+
+    def slowly(*file):
+        nonlocal now
+        saved_at.append(now)
+        now += 2.0
+        replace(*file)
+
+    monkeypatch.setattr(logging, "_replace", slowly)
+    monkeypatch.setattr(logging, "time", types.SimpleNamespace(monotonic=lambda: now))
+    sink = logging.json_file(tmp_path / "metrics.json", every_s=5.0)
+    sink.start(INFO)
+    for i in range(100):
+        sink.write(i, now, {"x": np.array([1.0])})
+        now += 1.0
+    assert saved_at == [0.0, 42.0, 84.0]  # twenty times as long between them as they took
 
 
 def test_json_killed_while_writing_keeps_the_file_before(tmp_path, monkeypatch):

@@ -199,6 +199,26 @@ def test_returns_take_a_traced_lambda_and_vmap_over_it():
 # ------------------------------------------------------------------------------------------------------------ losses
 
 
+@pytest.mark.parametrize("advantage, slope", [(1.0, 0.0), (0.0, 0.0)])
+def test_a_ratio_beyond_the_largest_float_has_the_loss_and_slope_of_the_clipped_one(advantage, slope):
+    def loss(log_ratio):
+        return losses.clipped_surrogate(log_ratio, jnp.zeros(1), jnp.full(1, advantage), 0.25)[0]
+
+    value, gradient = jax.value_and_grad(loss)(jnp.array([90.0]))
+    assert float(value) == -1.25 * advantage and float(gradient[0]) == slope
+    assert np.isfinite(jax.grad(lambda x: -loss(x))(jnp.array([90.0]))).all()
+    assert np.isnan(loss(jnp.array([jnp.nan])))  # only what overflows is replaced
+
+
+@pytest.mark.parametrize("name, argument", [("lambda_returns", LAMBDA), ("n_step_returns", 2)])
+def test_returns_of_numpy_arrays(name, argument):
+    function = inspect.unwrap(getattr(losses, name))  # while tests run, the type checker wants arrays on the device
+    reward, discount, _, next_value, last = episode_ends(0)
+    args = [x.astype(np.float32) for x in (reward, discount, next_value)]
+    expected = function(*on_device(*args, last), argument)
+    np.testing.assert_allclose(function(*args, last, argument), expected, rtol=1e-6)
+
+
 def test_clipped_surrogate_matches_the_four_cases(dtype):
     """Only the gain beyond the trust region is cut: ratio up with A > 0, ratio down with A < 0."""
     log_ratio, advantage = jnp.log(jnp.array([1.5, 1.5, 0.5, 0.5])), jnp.array([1.0, -1, 1, -1])
@@ -358,7 +378,7 @@ def test_explained_variance_limits(dtype):
 
 def test_advantages_use_denormalised_values(dtype):
     """Return 10 and normalised value 0.5 with mean 8 and std 4 are the same number: advantage 0, not 9.5."""
-    stats = normalize.ValueNorm(mean=jnp.array(8.0), mean_sq=jnp.array(8.0**2 + 4**2), debias=jnp.array(1.0))
+    stats = normalize.ValueNorm(mean=jnp.array(8.0), variance=jnp.array(4.0**2), weight=jnp.array(1.0))
     value = denormalize_by(stats, jnp.array([0.5]))
     np.testing.assert_array_equal(jnp.array([10.0]) - value, 0)
     np.testing.assert_array_equal(normalize_by(stats, jnp.array([10.0])), 0.5)
@@ -399,8 +419,17 @@ def test_denormalize_undoes_normalize(x):
     np.testing.assert_allclose(denormalize_by(stats, normalize_by(stats, x)), x, rtol=1e-5, atol=1e-3)
 
 
+@pytest.mark.parametrize(("mean", "std"), [(1e3, 1.0), (2e4, 5.0), (1e5, 10.0)])
+def test_value_norm_finds_a_deviation_that_is_small_beside_the_mean(mean, std):
+    x = (mean + std * np.random.default_rng(0).normal(size=(50, 200))).astype(np.float32)
+    stats = normalize.init()
+    for batch in x:
+        stats = update(stats, jnp.asarray(batch), jnp.ones(200, bool), beta=0.99)
+    np.testing.assert_allclose(normalize_by(stats, jnp.asarray(x)).std(), 1.0, rtol=0.05)
+
+
 def test_value_norm_keeps_its_types_under_scan():
     """Weak types would make the second update compile again, or fail inside a scan."""
     x, mask = jnp.ones((4, 3)), jnp.ones((4, 3), bool)
     stats, _ = jax.lax.scan(lambda s, xm: (update(s, *xm, beta=0.9), None), normalize.init(), (x, mask))
-    close(stats.debias, 1 - 0.9**4, "float32")
+    close(stats.weight, 1 - 0.9**4, "float32")

@@ -129,6 +129,22 @@ def test_groups_must_name_every_network():
         networks.per_group(nets, (0, 2), (F, F))
 
 
+def test_image_torsos_are_built_as_they_are_told():
+    images = jax.random.normal(jax.random.key(0), (1, 2, 5, 6, 3))
+
+    def out(**options):
+        build = networks.Model(hidden_sizes=(), outputs=(networks.Output(2),), is_image=True, **options)
+        net = networks.network(build, (5, 6, 3))
+        params = net.init(jax.random.key(1))
+        return params, net.apply(params, (), images, jnp.zeros((1, 2), bool))[1]
+
+    plain = out(activation="relu")
+    for options in ({"activation": "tanh"}, {"activation": "relu", "kernel_init": "lecun"}):
+        assert not np.allclose(plain[1], out(**options)[1])
+    normalised, _ = out(activation="relu", layer_norm=True)
+    assert len(jax.tree.leaves(normalised)) == len(jax.tree.leaves(plain[0])) + 2 * 4  # after each of four layers
+
+
 def test_image_torso_keeps_leading_axes():
     net = networks.network(networks.Model(hidden_sizes=(7,), outputs=(networks.Output(2),), is_image=True), (5, 6, 3))
     images = jax.random.normal(jax.random.key(0), (L, M, N, 5, 6, 3))

@@ -1,11 +1,13 @@
 """The off-policy loop, and games that the value-based learners must solve with it."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jmarl
-from jmarl import PQNConfig, QConfig, WQMIXConfig, buffers, envs
+from jmarl import PQNConfig, QConfig, WQMIXConfig, buffers, envs, networks, training
+from jmarl.learners import q_learning
 
 CLIMBING = envs.matrix_game([[8.0, -12.0, -12.0], [-12.0, 0.0, 0.0], [-12.0, 0.0, 0.0]])
 SMALL = QConfig(hidden_sizes=(8,), learning_rate=1e-3)
@@ -119,7 +121,21 @@ def test_run_says_what_the_replay_takes_and_refuses_what_does_not_fit(capsys):
         jmarl.run(huge, jax.random.key(0), SMALL, num_steps=1, num_seeds=2)
 
 
+def test_environment_steps_are_counted_up_to_the_largest_number():
+    """Beyond it they would be negative, and exploration would begin anew."""
+    env = envs.probe("action")
+    learner = jmarl.pqn_vdn(env.spec, PQNConfig(hidden_sizes=(4,)))
+    run = training.start(env, learner, jax.random.key(0), num_envs=4)
+    for before, after in ((2**31 - 4, 2**31 - 1), (2**31 - 1, 2**31 - 1), (100, 108)):
+        there = run.replace(learner=run.learner.replace(env_steps=jnp.int32(before)))
+        assert int(training.rollout(env, learner, there, length=2)[0].env_steps) == after
+
+
 def test_bad_loops():
+    with pytest.raises(ValueError, match="num_resets=0 must be at least 1"):
+        jax.eval_shape(small_loop(num_resets=0).init, jax.random.key(0), SMALL)
+    with pytest.raises(ValueError, match="learning_rate=0.001 is one value, and a sweep is over several"):
+        jmarl.sweep(SMALL, learning_rate=1e-3)
     with pytest.raises(ValueError, match="num_updates=0 must be at least 1"):
         small_loop(num_updates=0)
     with pytest.raises(ValueError, match="warmup_steps=-1 must not be negative"):
@@ -211,6 +227,33 @@ def test_pqn_solves_the_action_observation_probe(recurrent):
     )
     loop = jmarl.on_policy(env, jmarl.pqn_vdn, num_envs=16, rollout_length=4)
     assert (returns_after(loop, cfg, 80) == 1.0).all()
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_pqn_targets_match_a_loop_over_steps(recurrent):
+    """With a memory, episodes cut off on the way, and an agent that is dead while the other goes on."""
+    env = envs.probe("time_limit", num_agents=2, num_steps=3)
+    cfg = PQNConfig(hidden_sizes=(8,), num_epochs=1, num_minibatches=1, recurrent=recurrent, cell_size=8, lambda_=0.8)
+    learner, agent = jmarl.pqn_vdn(env.spec, cfg), q_learning.q_network(env.spec, cfg)
+    run = training.start(env, learner, jax.random.key(0), num_envs=4)
+    run, batch, _ = training.rollout(env, learner, run, length=8)
+    alive = np.ones((8, 4, 2), bool)
+    alive[2:, :2, 1] = False
+    next_obs = batch.steps.next_obs.replace(agent_mask=jnp.asarray(alive))
+    terminated = batch.steps.terminated.at[4, :, 0].set(True).at[5, 2].set(True)
+    steps = batch.steps.replace(next_obs=next_obs, terminated=terminated, last=batch.steps.last.at[5, 2].set(True))
+    after, targets = np.zeros(4), np.zeros((8, 4))
+    for t in reversed(range(8)):
+        now = jax.tree.map(lambda x, t=t: x[t], steps)
+        q = networks.one_step(agent)(run.learner.params["agent"], now.extras, now.next_obs, jnp.zeros(4, bool))[1]
+        best = (np.max(q, axis=-1) * alive[t]).sum(-1)
+        cut = np.asarray(now.last) | (t == 7)
+        after = np.where(cut, best, 0.2 * best + 0.8 * after)
+        after = np.asarray(now.reward).sum(-1) + 0.9 * ~np.asarray(now.terminated).all(-1) * after
+        targets[t] = after
+    assert steps.last[:-1].any() and terminated.all(-1).any() and not terminated.all()
+    _, metrics = jax.jit(learner.update)(run.learner, batch.replace(steps=steps), jax.random.key(0))
+    np.testing.assert_allclose(metrics["value/target"], targets.mean(), rtol=1e-5)
 
 
 def test_pqn_returns_are_q_lambda_with_the_true_successor():

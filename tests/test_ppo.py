@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jmarl
-from jmarl import envs, evaluation, training
+from jmarl import envs, evaluation, networks, normalize, training
 from jmarl.learners import ppo
 from jmarl.types import EnvSpec, Observation, Trajectory
 
@@ -252,6 +252,16 @@ def test_target_kl_stops_the_iteration():
     jax.tree.map(np.testing.assert_array_equal, state.params, never.params)
 
 
+def test_schedules_go_on_where_target_kl_stopped_an_iteration():
+    env = envs.matrix_game(PAYOFF)
+    cfg = SMALL.replace(target_kl=-1.0, learning_rate_schedule="linear", num_updates=2)
+    learner, run, batch = collect(env, cfg)
+    state, metrics = learner.update(run.learner, batch, jax.random.key(0))
+    assert int(state.step) == 4 and float(metrics["learning_rate"]) == pytest.approx(cfg.learning_rate / 2)
+    counts = {str(path): int(x) for path, x in jax.tree_util.tree_leaves_with_path(state.opt_state) if x.ndim == 0}
+    assert sorted(counts.values()) == [0, 4]  # Adam's, which has seen nothing, and the schedule's
+
+
 @pytest.mark.parametrize("clip_separately", [False, True])
 def test_the_critic_can_have_a_rate_of_its_own(clip_separately):
     env = envs.matrix_game(PAYOFF)
@@ -265,15 +275,91 @@ def test_the_critic_can_have_a_rate_of_its_own(clip_separately):
     )
 
 
+SEEN = normalize.ValueNorm(mean=jnp.float32(3.0), variance=jnp.float32(4.0), weight=jnp.float32(1.0))
+ONE_STEP = SMALL.replace(num_epochs=1, num_minibatches=1)
+
+
 def test_value_normalisation_leaves_advantages_in_units_of_reward():
-    """Scaling rewards by 100 changes neither policy gradient nor what a normalised critic learns."""
-    env = envs.matrix_game(PAYOFF)
+    """Scaling rewards by 100 changes neither the policy gradient nor what a normalised critic learns."""
     cfg = SMALL.replace(normalize_value=True, value_norm_beta=0.5)
+    learner, run, batch = collect(envs.probe("time_limit", num_steps=3), cfg)
+    large = batch.replace(steps=batch.steps.replace(reward=100 * batch.steps.reward))
+    seen_large = SEEN.replace(mean=100 * SEEN.mean, variance=1e4 * SEEN.variance)
+    state, _ = learner.update(run.learner.replace(extras=SEEN), batch, jax.random.key(0))
+    scaled, _ = learner.update(run.learner.replace(extras=seen_large), large, jax.random.key(0))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-5), state.params, scaled.params)
+
+
+def test_the_first_step_finds_nothing_to_clip():
+    """Values and log-probabilities are compared with what was recorded: equal before anything is learnt."""
+    env = envs.probe("time_limit", num_steps=3)
+    learner, run, batch = collect(env, ONE_STEP.replace(normalize_value=True, value_norm_beta=0.1))
+    clipped, *_ = collect(env, ONE_STEP.replace(normalize_value=True, value_norm_beta=0.1, value_clip_eps=0.01))
+    batch = batch.replace(steps=batch.steps.replace(reward=50 * batch.steps.reward))  # moves the statistics far
+    state, _ = learner.update(run.learner, batch, jax.random.key(0))
+    same, _ = clipped.update(run.learner, batch, jax.random.key(0))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-7), state.params, same.params)
+
+
+@pytest.mark.parametrize("distribution", ["gaussian", "tanh_normal"])
+def test_the_first_ratio_is_one_where_actions_are_at_their_bounds(distribution):
+    env = envs.probe("continuous")
+    learner = jmarl.ippo(env.spec, ONE_STEP.replace(action_distribution=distribution))
+    run = training.start(env, learner, jax.random.key(0), num_envs=32)
+    far = jax.tree.map(lambda p: p + 10.0 * (p.ndim == 1), run.learner.params["actor"])  # biases
+    run = run.replace(learner=run.learner.replace(params={**run.learner.params, "actor": far}))
+    run, batch, _ = training.rollout(env, learner, run, length=2)
+    _, metrics = learner.update(run.learner, batch, jax.random.key(0))
+    assert metrics["policy/clip_fraction"] == 0 and abs(metrics["policy/approx_kl"]) < 1e-6
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_targets_match_a_loop_over_steps(recurrent):
+    """With statistics that have seen much, episodes that are cut off on the way, and a memory of it."""
+    env = envs.probe("time_limit", num_steps=3)
+    cfg = ONE_STEP.replace(normalize_value=True, value_norm_beta=0.5, recurrent=recurrent, gamma=0.9, gae_lambda=0.8)
     learner, run, batch = collect(env, cfg)
-    state, metrics = learner.update(run.learner, batch, jax.random.key(0))
-    assert np.isfinite(metrics["loss/critic"]) and metrics["loss/critic"] < 10  # on the normalised scale
-    mean = state.extras.mean / state.extras.debias
-    assert abs(mean - batch.steps.reward.mean()) < 2.0
+    steps, nets = batch.steps, ppo.default_nets(env.spec, cfg)
+    one_step = networks.one_step(nets.model)
+    state = run.learner.replace(extras=SEEN)
+    value, reward, advantage = (np.zeros((8, 4, 1)) for _ in range(3))
+    after = np.zeros((4, 1))
+    for t in reversed(range(8)):
+        now = jax.tree.map(lambda x, t=t: x[t], steps)
+        _, (_, next_value) = one_step(state.params, now.extras.carry, now.next_obs, jnp.zeros(4, bool))
+        value[t], next_value = (3.0 + 2.0 * np.asarray(x, float) for x in (now.extras.value, next_value))
+        reward[t], last = now.reward, np.asarray(now.last)[:, None]
+        error = reward[t] + 0.9 * (1.0 - np.asarray(now.terminated)) * next_value - value[t]
+        after = error + 0.9 * 0.8 * (1.0 - last) * after
+        advantage[t] = after
+    assert np.asarray(steps.last[:-1]).any() and not np.asarray(steps.terminated).all()
+    target = advantage + value
+    mean = (3.0 + target.mean()) / 2
+    variance = (4.0 + 3.0**2 + (target**2).mean()) / 2 - mean**2
+    state, metrics = learner.update(state, batch, jax.random.key(0))
+    np.testing.assert_allclose(state.extras.mean, mean, rtol=1e-5)
+    np.testing.assert_allclose(state.extras.variance, variance, rtol=1e-4)
+    loss = np.mean((np.asarray(steps.extras.value) - (target - mean) / np.sqrt(variance)) ** 2)
+    np.testing.assert_allclose(metrics["loss/critic"], loss, rtol=1e-4)
+    np.testing.assert_allclose(
+        metrics["value/explained_variance"], 1 - np.var(target - value) / np.var(target), rtol=1e-3, atol=1e-5
+    )
+
+
+def test_advantages_can_be_normalised_for_each_agent():
+    spec, cfg = SPECS["discrete"], SMALL.replace(normalize_advantage="agent")
+    learner, nets = jmarl.ippo(spec, cfg), ppo.default_nets(spec, cfg)
+    state, batch = made_up_targets(learner, spec, jax.random.key(0))
+    targets, alive = batch.steps.extras, np.asarray(batch.steps.obs.agent_mask)
+    scaled = np.asarray(targets.advantage) * [1.0, 1000.0] + [0.0, 5.0]
+    by_hand = np.stack([(x - x[m].mean()) / x[m].std() for x, m in zip(scaled.T, alive.T, strict=True)]).T
+
+    def loss(advantage, kind):
+        extras = targets.replace(advantage=jnp.asarray(advantage, jnp.float32))
+        given = batch.replace(steps=batch.steps.replace(extras=extras))
+        return ppo.ppo_loss(state.params, given, nets=nets, cfg=cfg.replace(normalize_advantage=kind))[0]
+
+    np.testing.assert_allclose(loss(scaled, "agent"), loss(by_hand, "none"), rtol=1e-4)
 
 
 BAD = {
@@ -287,8 +373,11 @@ BAD = {
     "shared_torso=True needs critic_view='obs'": {"shared_torso": True, "critic_view": "state"},
     "shared_torso=True has one optimiser": {"shared_torso": True, "clip_separately": True},
     "action_distribution='gaussian' does not fit the discrete actions": {"action_distribution": "gaussian"},
-    "learning_rate_schedule='linear' needs num_updates": {"learning_rate_schedule": "linear"},
-    "end must be positive|learning_rate_end=0": {"learning_rate_schedule": "exponential", "num_updates": 3},
+    "learning_rate_end=0.0 must be positive": {"learning_rate_schedule": "exponential"},
+    "ent_coef=0.0 must be positive": {"ent_coef": 0.0, "ent_coef_end": 0.1, "ent_coef_schedule": "exponential"},
+    "learning_rate_schedule='linaer' is unknown. Did you mean 'linear'": {"learning_rate_schedule": "linaer"},
+    "gamma=99 must lie in": {"gamma": 99},
+    "clip_eps=-1.0 must not be negative": {"clip_eps": -1.0},
 }
 
 
@@ -296,6 +385,23 @@ BAD = {
 def test_bad_configs_are_refused_in_one_sentence(message):
     with pytest.raises(ValueError, match=message):
         jmarl.ippo(SPECS["discrete"], dataclasses.replace(SMALL, **BAD[message]))
+
+
+def test_a_schedule_without_an_end_serves_to_act_but_not_to_learn():
+    env = envs.matrix_game(PAYOFF)
+    learner, run, batch = collect(env, SMALL.replace(learning_rate_schedule="linear"))
+    evaluation.evaluate(env, learner, run.learner, jax.random.key(0), num_episodes=2)
+    with pytest.raises(ValueError, match="learning_rate_schedule='linear' needs num_updates"):
+        learner.update(run.learner, batch, jax.random.key(0))
+
+
+def test_what_an_update_cannot_use_is_refused():
+    env = envs.matrix_game(PAYOFF)
+    learner, run, batch = collect(env, SMALL)
+    with pytest.raises(ValueError, match="has a weight for each step, but on-policy learners count every step alike"):
+        learner.update(run.learner, batch.replace(weight=jnp.ones(batch.steps.first.shape)), jax.random.key(0))
+    with pytest.raises(ValueError, match="recurrent_length=4 is of recurrent networks: set recurrent=True"):
+        jmarl.ippo(env.spec, SMALL.replace(recurrent_length=4)).update(run.learner, batch, jax.random.key(0))
 
 
 def test_sequences_that_do_not_divide_are_refused():
@@ -306,3 +412,17 @@ def test_sequences_that_do_not_divide_are_refused():
     with pytest.raises(ValueError, match="num_minibatches=3 must divide the 4 sequences"):
         learner, run, batch = collect(env, SMALL.replace(recurrent=True, num_minibatches=3))
         learner.update(run.learner, batch, jax.random.key(0))
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "message"),
+    [
+        ({"action_low": ((-np.inf,) * 2,) * 2}, {}, "c has the action bounds .*: give its spec finite ones"),
+        ({"action_low": None}, {}, "c has the action bounds None to"),
+        ({"state_shape": (0,)}, {"critic_view": "state_id"}, r"c has state_shape=\(0,\): use independent ones"),
+        ({"obs_shape": (4, 4, 2), "obs_sizes": ()}, {"critic_view": "state_obs"}, "read vectors here, but c has images"),
+    ],
+)
+def test_specs_that_networks_cannot_read_are_refused(changes, options, message):
+    with pytest.raises(ValueError, match=message):
+        jmarl.ippo(SPECS["continuous"]._replace(**changes), SMALL.replace(**options))

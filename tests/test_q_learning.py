@@ -1,6 +1,7 @@
 """IQL, VDN, QMIX, weighted QMIX and PQN: known answers, invariances, games with known solutions, bad input."""
 
 import dataclasses
+import inspect
 import itertools
 
 import jax
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from random_batches import random_batch, require_padding_and_inactive_agents_change_nothing
 
 import jmarl
-from jmarl import PQNConfig, QConfig, WQMIXConfig, envs, exploration, losses
+from jmarl import PQNConfig, QConfig, WQMIXConfig, buffers, envs, exploration, losses
 from jmarl.learners import q_learning, replayed, wqmix
 from jmarl.networks import mixers
 from jmarl.types import Network, Trajectory, Transition, zero_observation
@@ -240,26 +241,117 @@ def test_importance_weights_scale_errors_and_not_the_count():
 
 
 def test_burn_in_warms_the_state_up_without_gradient():
+    """In sequences that start inside an episode; those that start one have nothing to warm up."""
     spec = envs.matrix_game(np.zeros((3, 3))).spec
     cfg = LEARNERS["vdn"][1].replace(recurrent=True, cell_size=4, burn_in=2)
     agent = q_learning.q_network(spec, cfg)
-    params, carry = agent.init(jax.random.key(0)), agent.init_carry((6,))
+    params, carry = agent.init(jax.random.key(0)), agent.init_carry((6,)) + 0.5
     batch = random_batch(spec, jax.random.key(1), carry=carry)
     # Inside an episode a step's successor is the next step.
     views = jnp.concatenate([batch.steps.obs.agents[1:], batch.steps.next_obs.agents[-1:]])
-    batch = batch.replace(steps=batch.steps.replace(next_obs=batch.steps.next_obs.replace(agents=views)))
-    whole, _ = q_learning.unroll(agent, params, batch, 0)
-    warm, _ = q_learning.unroll(agent, params, batch, 2)
-    np.testing.assert_allclose(warm, whole[2:], rtol=1e-5)
-    steps, weight = replayed.after_burn_in(batch, 2)
-    assert steps.first.shape == weight.shape == (2, 6)
+    starts = batch.steps.first.at[0, 3:].set(False)
+    next_obs = batch.steps.next_obs.replace(agents=views)
+    batch = batch.replace(steps=batch.steps.replace(next_obs=next_obs, first=starts))
 
-    grad = jax.grad(lambda p: jnp.sum(q_learning.unroll(agent, p, batch, 2)[0] ** 2))(params)
-    cut = jax.tree.map(lambda x: x[2:], batch.steps)
-    carried = agent.apply(params, carry, jax.tree.map(lambda x: x[:2], batch.steps.obs), batch.steps.first[:2])[0]
-    tail = batch.replace(steps=cut, carry=jax.lax.stop_gradient(carried), weight=None)
-    expected = jax.grad(lambda p: jnp.sum(q_learning.unroll(agent, p, tail, 0)[0] ** 2))(params)
+    def value(params, batch, burn_in):
+        q, _ = q_learning.unroll(agent, params, batch, burn_in)
+        return jnp.sum(q**2 * replayed.weights(batch, burn_in)[..., None, None]), q
+
+    def rows(part, time=slice(None)):
+        steps, weight = jax.tree.map(lambda x: x[time, part], (batch.steps, batch.weight))
+        return batch.replace(steps=steps, weight=weight, carry=carry[part])
+
+    slope = jax.jit(jax.grad(value, has_aux=True), static_argnums=2)
+    grad, q = slope(params, batch, 2)
+    begun, inside = rows(slice(3)), rows(slice(3, 6), slice(2, None))
+    grad_begun, q_begun = slope(params, begun, 0)
+    carried = agent.apply(params, carry[3:], *jax.tree.map(lambda x: x[:2, 3:], (batch.steps.obs, starts)))[0]
+    grad_inside, q_inside = slope(params, inside.replace(carry=carried), 0)
+    np.testing.assert_allclose(q[:, :3], q_begun, rtol=1e-5)
+    np.testing.assert_allclose(q[2:, 3:], q_inside, rtol=1e-5)
+    expected = jax.tree.map(jnp.add, grad_begun, grad_inside)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), grad, expected)
+
+
+def test_gradients_flow_through_the_first_steps_of_an_episode_and_not_into_a_burn_in():
+    """A memory that adds up 1 θ at each step: how many θ of each output are differentiated."""
+
+    def add_up(theta, carry, x, first):
+        def step(memory, inputs):
+            memory = jnp.where(inputs[1], 0.0, memory) + theta * inputs[0]
+            return memory, memory
+
+        return jax.lax.scan(step, carry, (x, first))
+
+    net = Network(lambda key: 1.0, add_up, jnp.zeros)
+    x, first = jnp.ones((4, 2)), jnp.zeros((4, 2), bool).at[0, 0].set(True)
+    outputs = lambda theta: replayed.unroll(net, theta, jnp.full(2, 10.0), x, first, burn_in=2)  # noqa: E731
+    assert outputs(1.0).T.tolist() == [[1, 2, 3, 4], [11, 12, 13, 14]]
+    assert jax.jacobian(outputs)(1.0).T.tolist() == [[1, 2, 3, 4], [1, 2, 1, 2]]
+
+
+@pytest.mark.parametrize(
+    "num_steps, weights", [(4, {(1, 1, 1, 1)}), (7, {(1, 1, 1, 1), (0, 0, 1, 0)})], ids=["4 steps", "7 steps"]
+)
+def test_every_step_of_an_episode_is_learnt_but_a_burn_in_inside_it(num_steps, weights):
+    env = envs.probe("memory", num_agents=2, num_steps=num_steps)
+    cfg = LEARNERS["iql"][1].replace(recurrent=True, cell_size=4, burn_in=2)
+    learner, buffer = jmarl.iql(env.spec, cfg), buffers.uniform(32, 32, sequence_length=4)
+    nets = q_learning.QNets(q_learning.q_network(env.spec, cfg), None)
+
+    @jax.jit
+    def weights_of_values(key):
+        run = jmarl.training.start(env, learner, key, num_envs=2)
+        _, rollout, _ = jmarl.rollout(env, learner, run, length=2 * num_steps)
+        batch = buffer.sample(buffer.add(buffer.init(rollout), rollout), key)
+        params = run.learner.params
+        return q_learning.values_and_targets(params, params, batch, nets=nets, cfg=cfg)[2]
+
+    mask = weights_of_values(jax.random.key(0))
+    assert {tuple(row) for row in mask[..., 0].T.tolist()} == weights
+
+
+@pytest.mark.parametrize("name", ["iql", "cw_qmix"])
+def test_a_recurrent_learner_starts_with_a_blank_memory_where_a_batch_has_none(name):
+    algorithm, cfg = LEARNERS[name]
+    spec = envs.matrix_game(np.zeros((3, 3))).spec
+    learner = algorithm(spec, cfg.replace(recurrent=True, cell_size=4))
+    state, update = jax.jit(learner.init)(jax.random.key(0)), jax.jit(learner.update)
+    batch = random_batch(spec, jax.random.key(1))
+    batch = batch.replace(steps=batch.steps.replace(first=jnp.zeros_like(batch.steps.first)))
+    blank = batch.replace(carry=learner.init_carry((6,)))
+    one, two = (update(state, b, jax.random.key(2))[1]["loss/td"] for b in (batch, blank))
+    assert batch.carry == () and float(one) == float(two)
+
+
+def test_a_burn_in_as_long_as_the_sequences_is_refused():
+    spec = envs.matrix_game(np.zeros((3, 3))).spec
+    learner = jmarl.iql(spec, LEARNERS["iql"][1].replace(recurrent=True, cell_size=4, burn_in=4))
+    state = jax.eval_shape(learner.init, jax.random.key(0))
+    with pytest.raises(ValueError, match="burn_in=4 leaves nothing to learn from in sequences of 4 steps: lower it"):
+        jax.eval_shape(learner.update, state, random_batch(spec, jax.random.key(1)), jax.random.key(2))
+
+
+def test_independent_learners_with_parameters_of_their_own_learn_as_if_alone():
+    spec = envs.matrix_game(np.zeros((3, 3))).spec
+    learner = jmarl.iql(spec, LEARNERS["iql"][1].replace(sharing="per_agent", max_grad_norm=0.1))
+    state, update = jax.jit(learner.init)(jax.random.key(0)), jax.jit(learner.update)
+    batch = random_batch(spec, jax.random.key(1))
+    scaled = batch.replace(steps=batch.steps.replace(reward=batch.steps.reward * jnp.array([1.0, 1000.0])))
+    one, two = (update(state, b, jax.random.key(2))[0].params for b in (batch, scaled))
+    same = lambda i: [bool((x[i] == y[i]).all()) for x, y in zip(*map(jax.tree.leaves, (one, two)), strict=True)]  # noqa: E731
+    assert all(same(0)) and not any(same(1))
+
+
+@pytest.mark.parametrize("kind, reward, ends", [("individual", [1, 5], [1, 0]), ("sum", [6, 6], [0, 0])])
+def test_a_teams_return_goes_on_while_any_agent_does(kind, reward, ends):
+    """Agent 0 dies; agent 1 goes on."""
+    batch = batch_of([0], [0], [0], [0.0], [0], num_actions=1, num_agents=2)
+    steps = batch.steps.replace(reward=jnp.array([[[1.0, 5.0]]]), terminated=jnp.array([[[True, False]]]))
+    rewards, terminated = replayed.rewards_and_ends(steps, kind)
+    assert rewards.tolist() == [[reward]] and terminated.tolist() == [[ends]]
+    both = steps.replace(terminated=jnp.ones((1, 1, 2), bool))
+    assert replayed.rewards_and_ends(both, kind)[1].all()
 
 
 def test_target_network_is_copied_every_few_steps_or_follows_slowly():
@@ -355,13 +447,30 @@ def test_agents_of_different_sizes_share_as_they_are_told(sharing, recurrent):
             "team_reward='individual' is unknown here: choose one of sum",
         ),
         (jmarl.iql, {"returns": "lambda"}, "returns='lambda' is unknown here: choose one of td, peng, harutyunyan"),
-        (jmarl.vdn, {"epsilon_end": 1.5}, r"epsilon_end=1.5 is a probability: choose it in \[0, 1\]"),
-        (jmarl.vdn, {"epsilon_start": -0.1}, "epsilon_start=-0.1 is a probability"),
-        (jmarl.vdn, {"epsilon_end": 0.0, "epsilon_schedule": "exponential"}, "epsilon_end=0 must be positive"),
+        (jmarl.vdn, {"epsilon_end": 1.5}, r"epsilon_end=1.5 must lie in \[0, 1\]"),
+        (jmarl.vdn, {"epsilon_start": -0.1}, r"epsilon_start=-0.1 must lie in \[0, 1\]"),
+        (jmarl.vdn, {"epsilon_end": 0.0, "epsilon_schedule": "exponential"}, "epsilon_end=0.0 must be positive for an"),
+        (jmarl.vdn, {"epsilon_start": 0, "epsilon_schedule": "exponential"}, "epsilon_start=0 must be positive for an"),
+        (
+            jmarl.vdn,
+            {"epsilon_schedule": "cosine"},
+            "epsilon_schedule='cosine' is unknown here: choose one of constant",
+        ),
+        (jmarl.iql, {"gamma": 1.01}, r"gamma=1.01 must lie in \[0, 1\]"),
+        (jmarl.iql, {"tau": -1}, r"tau=-1 must lie in \[0, 1\]"),
+        (jmarl.iql, {"lambda_": 2.0}, r"lambda_=2.0 must lie in \[0, 1\]"),
+        (jmarl.qmix, {"mixer_scale": 0.0}, "mixer_scale=0.0 must be positive: weights that start at 0"),
+        (jmarl.iql, {"sharing": None}, "sharing=None has no meaning: leave it out for 'shared'"),
+        (jmarl.iql, {"activation": None}, "activation=None has no meaning"),
+        (jmarl.iql, {"returns": None}, "returns=None has no meaning"),
+        (
+            jmarl.vdn,
+            {"hidden_sizes": 64},
+            r"hidden_sizes=64 must hold one width for each layer: write hidden_sizes=\(64,\)",
+        ),
         (jmarl.vdn, {"target_update_interval": 0}, "target_update_interval=0 must be at least 1"),
         (jmarl.vdn, {"hidden_sizes": (0,)}, r"hidden_sizes=\(0,\) must hold positive widths"),
         (jmarl.vdn, {"burn_in": 2}, "burn_in=2 warms up recurrent networks: set recurrent=True"),
-        (jmarl.vdn, {"learning_rate_schedule": "linear"}, "learning_rate_schedule='linear' needs num_updates"),
         (jmarl.qmix, {"next_agent_mask": "none"}, "next_agent_mask='none' is unknown here"),
     ],
 )
@@ -370,12 +479,41 @@ def test_bad_configs(algorithm, config, message):
         algorithm(envs.matrix_game(np.eye(2)).spec, QConfig(**config))
 
 
-def test_weighted_qmix_has_one_step_targets_and_two_conditions():
+@pytest.mark.parametrize(
+    "config, message",
+    [
+        ({"returns": "peng"}, "returns='peng' is not defined for weighted QMIX"),
+        ({"condition": "both"}, "condition='both' is unknown here: choose one of online, target"),
+        ({"condition": None}, "condition=None has no meaning"),
+        ({"alpha": 0.0}, r"alpha=0.0 must lie in \(0, 1\]"),
+        ({"alpha": 1.5}, r"alpha=1.5 must lie in \(0, 1\]"),
+        ({"gamma": -0.5}, r"gamma=-0.5 must lie in \[0, 1\]"),
+        ({"central_sizes": ()}, r"central_sizes=\(\) must hold at least one width"),
+    ],
+)
+def test_bad_configs_of_weighted_qmix(config, message):
+    with pytest.raises(ValueError, match=message):
+        jmarl.cw_qmix(envs.matrix_game(np.eye(2)).spec, WQMIXConfig(**config))
+
+
+def test_weighted_qmix_takes_its_own_config():
+    with pytest.raises(TypeError, match="cw_qmix and ow_qmix take a WQMIXConfig, got QConfig"):
+        inspect.unwrap(wqmix._learner)(envs.matrix_game(np.eye(2)).spec, QConfig(), None, "cw")
+
+
+def test_a_schedule_without_its_end_is_refused():
     spec = envs.matrix_game(np.eye(2)).spec
-    with pytest.raises(ValueError, match="returns='peng' is not defined for weighted QMIX"):
-        jmarl.cw_qmix(spec, WQMIXConfig(returns="peng"))
-    with pytest.raises(ValueError, match="condition='both' is unknown: choose online or target"):
-        jmarl.cw_qmix(spec, WQMIXConfig(condition="both"))
+    learner = jmarl.vdn(spec, QConfig(hidden_sizes=(4,), learning_rate_schedule="linear"))
+    state = jax.eval_shape(learner.init, jax.random.key(0))
+    with pytest.raises(ValueError, match="learning_rate_schedule='linear' needs num_updates"):
+        jax.eval_shape(learner.update, state, random_batch(spec, jax.random.key(1)), jax.random.key(2))
+
+
+def test_tracers_are_not_validated():
+    spec = envs.matrix_game(np.eye(2)).spec
+    jax.eval_shape(
+        lambda x: jmarl.cw_qmix(spec, WQMIXConfig(gamma=x, alpha=x, epsilon_end=x)).init(jax.random.key(0)), 0.0
+    )
 
 
 @pytest.mark.parametrize("algorithm, config", [(jmarl.iql, QConfig()), (jmarl.pqn_vdn, PQNConfig())])

@@ -11,6 +11,7 @@ from scipy import stats
 
 import check
 import crossplay
+import evaluate
 import jmarl
 import report
 import statistics_of_runs as statistics
@@ -223,6 +224,11 @@ def test_runs_with_other_settings_stay_apart(tmp_path):
     assert {group.task for group in groups(ids)} == {"MPE_simple_spread_v3"}
 
 
+def test_where_a_run_was_computed_is_no_setting():
+    facts = {"config": {}, "env_kwargs": {}, "devices": 2, "split": "envs", "distributed": True, "num_envs": 4}
+    assert report.settings_of(facts) == {"num_envs": 4} | dict.fromkeys(report.NOT_THE_TASK)
+
+
 def test_scores_are_normalised_and_cut_at_a_step(tmp_path):
     (group,) = groups(
         [run_folder(tmp_path / "run", [[-10, 0, 30]])], ranges={"MPE_simple_spread_v3": (-10, 10)}, env_steps=250
@@ -326,6 +332,26 @@ def test_cross_play_from_the_command_line(saved_run, capsys):
     with pytest.raises(SystemExit) as error:
         crossplay.main([str(folder)])
     assert error.value.code == 2 and "exists already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "sentence"),
+    [
+        (crossplay, ["--episodes", "0"], "--episodes 0 must be at least 1"),
+        (crossplay, ["--seed", "-1"], "--seed -1 must be at least 0"),
+        (evaluate, ["--episodes", "0"], "--episodes 0 must be at least 1"),
+        (evaluate, ["--seed", "4294967296"], "--seed 4294967296 must be at least 0 and less than 2**32"),
+        (evaluate, ["--out", "nowhere/numbers.json"], "numbers.json has no place, since nowhere is no folder"),
+        (evaluate, ["--export", "nowhere/policy.jax"], "it, or give another --export"),
+    ],
+)
+def test_what_plays_a_run_refuses_before_it_plays(saved_run, script, words, sentence, capsys):
+    folder, _ = saved_run
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(SystemExit) as error:
+        script.main([str(folder), *words])
+    assert error.value.code == 2 and sentence in capsys.readouterr().err
+    assert sorted(folder.rglob("*")) == before
 
 
 def test_other_parameters_are_refused(saved_run):

@@ -214,6 +214,16 @@ def test_train_sends_everything_to_both(tmp_path, fake):
     assert json.loads((folder / "metrics.json").read_text()) == content
 
 
+def test_a_sweep_sends_each_setting_to_wandb(tmp_path, fake):
+    words = [*TINY, "--absolute-episodes", "0", "--wandb", "project", "--sweep", "seed=0,1"]
+    folder = train.main([*words, "--run-dir", str(tmp_path / "sweep")])
+    assert [run.options["name"] for run in fake.runs] == [f"seed={i} seed {seed}" for i in (0, 1) for seed in (0, 1)]
+    for i, run in enumerate(fake.runs):
+        assert run.finished and list(run.logged) == [8, 16]
+        facts = json.loads((folder / f"seed={i // 2}" / "config.json").read_text())
+        assert run.options["id"] == f"{facts['wandb_id']}-{i % 2}" and run.options["config"]["seed"] == i // 2
+
+
 @pytest.mark.parametrize(
     ("option", "package"), [(("--tensorboard",), "tensorboardX"), (("--wandb", "project"), "wandb")]
 )

@@ -164,6 +164,25 @@ def test_no_finished_episode_is_nan_and_does_not_spoil_the_mean():
     assert rows[1][2]["train/return_mean"] == 6.0
 
 
+def test_a_loss_that_is_nan_once_is_no_mean_over_the_rest(capsys):
+    def step(run, cfg):
+        run, metrics = LOOP.step(run, cfg)
+        return run, metrics | {"loss/total": jnp.where(run.env_steps == 32, jnp.nan, metrics["loss/total"])}
+
+    rows = []
+    loop = LOOP._replace(step=step)
+    jmarl.run(loop, jax.random.key(0), CFG, num_steps=4, steps_per_chunk=2, sinks=[memory_sink(rows)])
+    assert [bool(np.isnan(row[2]["loss/total"][0])) for row in rows[1:-1]] == [True, False]
+    assert "loss/total is nan after 32 steps, for seeds 0 of 1" in capsys.readouterr().out
+    assert not any(np.isnan(row[2]["loss/actor"][0]) for row in rows[1:-1])
+
+
+def test_a_metric_is_one_number():
+    loop = LOOP._replace(step=lambda run, cfg: (run, {"loss/each": jnp.zeros(3)}))
+    with pytest.raises(ValueError, match=r"The metric 'loss/each' has shape \(3,\), but a metric is one number"):
+        jmarl.run(loop, jax.random.key(0), CFG, num_steps=1)
+
+
 def test_run_writes_rows_with_a_seed_axis_and_evaluates():
     rows = []
     state = jmarl.run(
@@ -252,7 +271,7 @@ def test_evaluation_counts_each_episode_once_whatever_its_length():
         )
         return (long, time + 1), base.reset(key)[1], outcome
 
-    env = jmarl.types.Env(reset, step, base.spec)
+    env = jmarl.types.Env(reset, step, base.spec._replace(max_steps=3))
     learner = jmarl.ippo(env.spec, CFG)
     evaluate = jax.jit(lambda key: jmarl.evaluate(env, learner, learner.init(key), key, num_episodes=40))
     metrics = evaluate(jax.random.key(0))
@@ -260,6 +279,21 @@ def test_evaluation_counts_each_episode_once_whatever_its_length():
     assert 0.2 < share < 0.8
     assert metrics["eval/return_sum"] == pytest.approx(1 + 2 * share)
     assert metrics["eval/episode_length"] == pytest.approx(1 + 2 * share)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"evaluation": jmarl.Evaluation(every=0)}, "evaluation.every=0 must be at least 1"),
+        ({"evaluation": jmarl.Evaluation(num_episodes=0)}, "evaluation.num_episodes=0 must be at least 1"),
+        ({"checkpoint": jmarl.Checkpointing("none", every_s=float("nan"))}, "every_s=nan must be 0 seconds or more"),
+        ({"checkpoint": jmarl.Checkpointing("none", every_s=-1.0)}, "every_s=-1.0 must be 0 seconds or more"),
+        ({"devices": []}, r"devices=\[\] names no device: name at least one"),
+    ],
+)
+def test_run_refuses_what_it_cannot_do(options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        jmarl.run(LOOP, jax.random.key(0), CFG, num_steps=2, **options)
 
 
 @pytest.mark.parametrize("name", ["num_envs", "rollout_length"])

@@ -128,7 +128,7 @@ def probe(kind: str, *, num_agents: int = 1, num_steps: int | None = None) -> En
         raise ValueError(f"kind={kind!r} is not one of {PROBES}.")
     if num_steps is not None and kind not in lengths:
         raise ValueError(f"num_steps={num_steps} has no meaning for the one-step probe {kind!r}: leave it out.")
-    length = num_steps or lengths.get(kind, 1)
+    length = lengths.get(kind, 1) if num_steps is None else num_steps
 
     def observe(cue: Array, time: Array) -> Array:
         constant = jnp.ones((num_agents, 1))
@@ -176,6 +176,8 @@ def _game(
     num_agents: int | None = None,
     terminates: bool = True,
 ) -> Env:
+    if num_steps < 1:
+        raise ValueError(f"num_steps={num_steps} must be at least 1: every episode has a step.")
     num_agents = num_agents or len(actions or ())
     obs_size = jax.eval_shape(observe, jnp.zeros(num_agents), jnp.int32(0)).shape[1]
     spec = EnvSpec(

@@ -142,8 +142,8 @@ def returns(target_critic: Params, batch: Trajectory, next_action: Array, *, net
     """
     steps = batch.steps
     next_q = losses.select(values(target_critic, steps.next_obs, next_action, nets=nets, cfg=cfg), next_action)
-    reward = replayed.rewards(steps, cfg.team_reward)
-    discount = jnp.asarray(cfg.gamma * (1.0 - steps.terminated))
+    reward, terminated = replayed.rewards_and_ends(steps, cfg.team_reward)
+    discount = jnp.asarray(cfg.gamma * (1.0 - terminated))
     ends = steps.last
     if batch.weight is not None:  # traces end before padding
         ends = ends | jnp.concatenate([(batch.weight[:-1] > 0) & (batch.weight[1:] == 0), jnp.ones_like(ends[:1])])
@@ -169,7 +169,9 @@ def coma(spec: EnvSpec, cfg: COMAConfig, nets: COMANets | None = None) -> Learne
     _validate(spec, cfg)
     nets = default_nets(spec, cfg) if nets is None else nets
     actor_step = networks.one_step(nets.actor)
-    epsilon = optim.schedule(cfg.epsilon_schedule, cfg.epsilon_start, cfg.epsilon_end, cfg.epsilon_steps)
+    epsilon = optim.schedule(
+        cfg.epsilon_schedule, cfg.epsilon_start, cfg.epsilon_end, cfg.epsilon_steps, name="epsilon"
+    )
     steps_per_update = cfg.num_epochs * cfg.num_minibatches
     rates = {
         "actor": optim.learning_rate(cfg, steps_per_update=steps_per_update),
@@ -228,6 +230,7 @@ def coma(spec: EnvSpec, cfg: COMAConfig, nets: COMANets | None = None) -> Learne
         ), metrics
 
     def update(state, batch, key):
+        batching.require_every_step_counts(batch)
         key_next, key_order = jax.random.split(key)
         next_action = next_actions(state, batch, key_next)
         target = returns(state.target_params["critic"], batch, next_action, nets=nets, cfg=cfg)

@@ -62,7 +62,7 @@ class DDPGConfig:
     noise_steps: Numeric = 100_000  # environment steps (of one seed) from start to end
     noise_schedule: str = static("linear")  # linear, exponential or constant
     random_steps: Numeric = 0  # environment steps at the start with random actions
-    burn_in: int = static(0)  # first steps of each sequence that only warm up the recurrent state
+    burn_in: int = static(0)  # first steps that only warm up the memory, of sequences that start inside an episode
     recurrent: bool = static(False)  # recurrent actors and critics, trained on sequences
     cell: str = static("gru")  # gru or lstm
     cell_size: int = static(64)  # width of the recurrent state
@@ -109,7 +109,7 @@ def ddpg_critic_loss(
       params: {"actor": of `nets.actor`, "critic": of `nets.critic`}; differentiate with respect to the critics.
       target_params: the same of the target networks.
       batch: sequences with `next_obs`; none crosses an episode's end.
-      noise: standard normal numbers for the target policy, `[L - burn_in, M, N, A]`; None for none.
+      noise: standard normal numbers for the target policy, `[L, M, N, A]`; None for none.
       nets: networks.
       cfg: its leaves may be tracers.
 
@@ -125,8 +125,8 @@ def ddpg_critic_loss(
     next_action = replayed.visible(cfg, next_action, x.next_obs)
     ahead = replayed.action_features(cfg, next_action, next_action)
     next_q = x.next("critic", target_params, (x.obs, taken), (x.next_obs, ahead))
-    discount = cfg.gamma * (1.0 - x.steps.terminated)
-    reward = replayed.rewards(x.steps, cfg.team_reward)
+    reward, terminated = replayed.rewards_and_ends(x.steps, cfg.team_reward)
+    discount = cfg.gamma * (1.0 - terminated)
     target = jax.lax.stop_gradient(reward + discount * losses.clipped_double_q(next_q))
     q = x.now("critic", params, (x.obs, taken))
     error = losses.value_loss(q, jnp.broadcast_to(target, q.shape), huber_delta=cfg.huber_delta)
@@ -147,17 +147,17 @@ def ddpg_actor_loss(
     Args:
       params: {"actor": of `nets.actor`, "critic": of `nets.critic`}; differentiate with respect to the actors.
       batch: sequences; none crosses an episode's end.
-      noise: Gumbel noise for discrete actions, `[L - burn_in, M, N, A]`; not read for continuous ones.
+      noise: Gumbel noise for discrete actions, `[L, M, N, A]`; not read for continuous ones.
       nets: networks.
       cfg: its leaves may be tracers.
     """
     x = replayed.Inputs.of(batch, nets, cfg)
     output = x.now("actor", params, x.obs)
     if nets.code.is_discrete:
-        assert noise is not None
+        assert noise is not None and x.obs.action_mask is not None
         logits = heads.categorical(output, x.obs.action_mask).logits
         own = heads.gumbel_softmax(logits, noise, cfg.gumbel_temperature, straight_through=True)
-        penalty = cfg.logit_coef * jnp.mean(output**2, axis=-1, where=x.obs.action_mask | ~nets.code.is_real)
+        penalty = cfg.logit_coef * losses.masked_mean(output**2, x.obs.action_mask, axis=-1)
     else:
         own, penalty = _deterministic(nets, output, x.obs), jnp.zeros(x.mask.shape)
     own = replayed.visible(cfg, own, x.obs)
@@ -177,6 +177,7 @@ def iddpg(spec: EnvSpec, cfg: DDPGConfig, nets: DDPGNets | None = None) -> Learn
       nets: your own networks; by default `default_nets(spec, cfg)`.
     """
     replayed.validate(spec, cfg, {"noise": ("gaussian", "ornstein_uhlenbeck"), "actor_q": ("first", "mean", "min")})
+    replayed.require(cfg, ("gumbel_temperature",), lambda x: x > 0, "be positive: logits are divided by it")
     nets = default_nets(spec, cfg) if nets is None else nets
     code = nets.code
     noise_scale = optim.schedule(cfg.noise_schedule, cfg.noise_start, cfg.noise_end, cfg.noise_steps)
@@ -215,7 +216,7 @@ def iddpg(spec: EnvSpec, cfg: DDPGConfig, nets: DDPGNets | None = None) -> Learn
         return code.decode(_deterministic(nets, output, obs)), {**carry, "actor": memory}
 
     def update(state, batch, key):
-        shape = batch.steps.obs.agent_mask[cfg.burn_in :].shape + code.is_real.shape[1:]
+        shape = batch.steps.obs.agent_mask.shape + code.is_real.shape[1:]
         if code.is_discrete:
             return update_with(state, batch, None, jax.random.gumbel(key, shape))
         smoothing = None if cfg.target_noise is None else jax.random.normal(key, shape)

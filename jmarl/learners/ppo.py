@@ -64,7 +64,7 @@ class PPOConfig:
     learning_rate_schedule: str = static("constant")  # constant, linear or exponential, in optimiser steps
     num_updates: Numeric | None = None  # calls of update until schedules end; None: make_train and run fill it in
     adam_eps: Numeric = 1e-5  # added to Adam's denominator
-    max_grad_norm: Numeric = 0.5  # global norm to which gradients are clipped
+    max_grad_norm: Numeric | None = 0.5  # global norm to which gradients are clipped; None: never
     clip_separately: bool = static(False)  # actor's and critic's gradients have norms of their own
     num_epochs: int = static(4)  # passes over each rollout
     num_minibatches: int = static(4)  # parts of a pass; whole sequences are shuffled
@@ -116,7 +116,7 @@ class Memory:
 
 @struct.dataclass(kw_only=True)
 class Targets:
-    """What `ppo_loss` reads in `batch.steps.extras`, all `[L, M, N]`. Values are on the critic's own scale."""
+    """What `ppo_loss` reads in `batch.steps.extras`, all `[L, M, N]`: values and targets on the critic's own scale."""
 
     log_prob: Array
     value: Array
@@ -218,8 +218,9 @@ def ippo(spec: EnvSpec, cfg: PPOConfig, nets: Nets | None = None) -> Learner:
 
     def act(state, carry, obs, first, key):
         carry, pi, value = policy_and_value(state.params, carry, obs, first)
-        action, log_prob = pi.sample_and_log_prob(seed=key)
-        return action, carry, Memory(log_prob=log_prob, value=value, carry=carry)
+        action = pi.sample(seed=key)
+        # Of the action as it is stored, rounded and cut to its bounds: so the update finds a ratio of 1 at first.
+        return action, carry, Memory(log_prob=pi.log_prob(action), value=value, carry=carry)
 
     def greedy(state, carry, obs, first):
         carry, pi, _ = policy_and_value(state.params, carry, obs, first)
@@ -239,11 +240,16 @@ def ippo(spec: EnvSpec, cfg: PPOConfig, nets: Nets | None = None) -> Learner:
         last = jnp.broadcast_to(steps.last[..., None], value.shape)
         advantage = losses.gae(steps.reward, discount, value, next_value, last, cfg.gae_lambda)
         target = advantage + value
+        explained = losses.explained_variance(value, target, steps.obs.agent_mask)
         if cfg.normalize_value:
             norm = normalize.update(norm, target, steps.obs.agent_mask, cfg.value_norm_beta)
-            # The old values too: clipping compares values of one scale.
-            target, value = normalize.normalize(norm, target), normalize.normalize(norm, value)
-        return Targets(log_prob=memory.log_prob, value=value, advantage=advantage, target=target), norm
+            target = normalize.normalize(norm, target)
+        # Clipping compares what the critic says with what it said, on whatever scale: both are its outputs.
+        return (
+            Targets(log_prob=memory.log_prob, value=memory.value, advantage=advantage, target=target),
+            norm,
+            explained,
+        )
 
     def minibatch_step(carry, batch):
         state, stopped = carry
@@ -253,11 +259,12 @@ def ippo(spec: EnvSpec, cfg: PPOConfig, nets: Nets | None = None) -> Learner:
         new = state.replace(params=optax.apply_updates(state.params, updates), opt_state=opt_state, step=state.step + 1)
         if cfg.target_kl is not None:
             stopped = stopped | (metrics["policy/approx_kl"] > cfg.target_kl)
-            new = jax.tree.map(lambda old, new: jnp.where(stopped, old, new), state, new)
+            new = _unless(stopped, state, new)
         return (new, stopped), {**metrics, "loss/grad_norm": optax.global_norm(grads)}
 
     def update(state, batch, key):
-        target, norm = targets(state, batch)
+        batching.require_every_step_counts(batch)
+        target, norm, explained = targets(state, batch)
         steps = batch.steps.replace(extras=target, next_obs=None)
         length = batching.sequence_length(cfg.recurrent, cfg.recurrent_length, len(steps.first))
         sequences = batching.to_sequences(steps, batch.carry, batch.steps.extras.carry, length)
@@ -270,9 +277,7 @@ def ippo(spec: EnvSpec, cfg: PPOConfig, nets: Nets | None = None) -> Learner:
             num_minibatches=cfg.num_minibatches,
         )
         metrics = jax.tree.map(jnp.mean, metrics)
-        metrics["value/explained_variance"] = losses.explained_variance(
-            target.value, target.target, steps.obs.agent_mask
-        )
+        metrics["value/explained_variance"] = explained
         metrics["learning_rate"] = jnp.asarray(learning_rate(state.step), jnp.float32)
         return state, metrics
 
@@ -311,6 +316,18 @@ def _require_one_step(cfg: PPOConfig) -> PPOConfig:
     return cfg
 
 
+def _unless(stopped: Array, old: TrainState, new: TrainState) -> TrainState:
+    """The new state, or if stopped the old one, in which only what schedules count goes on."""
+
+    def is_count(x):
+        return isinstance(x, optax.ScaleByScheduleState)
+
+    def choose(old, new):
+        return new if is_count(new) else jnp.where(stopped, old, new)
+
+    return jax.tree.map(choose, old, new, is_leaf=is_count).replace(step=new.step)
+
+
 def default_nets(spec: EnvSpec, cfg: PPOConfig) -> Nets:
     """The networks that `cfg` describes."""
     model, head = actor_critic.from_config(cfg)
@@ -345,6 +362,14 @@ def _validate(spec: EnvSpec, cfg: PPOConfig) -> None:
     for name in ("hidden_sizes", "head_sizes"):
         if any(size < 1 for size in getattr(cfg, name)):
             raise ValueError(f"{name}={getattr(cfg, name)} must hold positive widths.")
+    for name in ("gamma", "gae_lambda", "value_norm_beta"):
+        value = getattr(cfg, name)
+        if isinstance(value, int | float) and not 0 <= value <= 1:
+            raise ValueError(f"{name}={value} must lie in [0, 1].")
+    for name in ("clip_eps", "value_clip_eps", "huber_delta", "learning_rate", "critic_learning_rate", "max_grad_norm"):
+        value = getattr(cfg, name)
+        if isinstance(value, int | float) and value < 0:
+            raise ValueError(f"{name}={value} must not be negative.")
     options = {
         "normalize_advantage": ("all", "agent", "none"),
         "activation": tuple(networks.ACTIVATIONS),

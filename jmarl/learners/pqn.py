@@ -77,7 +77,9 @@ def pqn_vdn(spec: EnvSpec, cfg: PQNConfig, agent: Network | None = None) -> Lear
     """
     q_learning.validate(spec, cfg, is_team=True)
     agent = q_learning.q_network(spec, cfg) if agent is None else agent
-    epsilon = optim.schedule(cfg.epsilon_schedule, cfg.epsilon_start, cfg.epsilon_end, cfg.epsilon_steps)
+    epsilon = optim.schedule(
+        cfg.epsilon_schedule, cfg.epsilon_start, cfg.epsilon_end, cfg.epsilon_steps, name="epsilon"
+    )
     learning_rate = optim.learning_rate(cfg, steps_per_update=cfg.num_epochs * cfg.num_minibatches)
     optimizer = optim.optimizer(learning_rate, eps=cfg.adam_eps, max_grad_norm=cfg.max_grad_norm)
     act_epsilon_greedily, greedy = q_learning.acting(agent, epsilon)
@@ -113,6 +115,7 @@ def pqn_vdn(spec: EnvSpec, cfg: PQNConfig, agent: Network | None = None) -> Lear
         return state.replace(params=params, opt_state=opt_state, step=state.step + 1), metrics
 
     def update(state, batch, key):
+        batching.require_every_step_counts(batch)
         steps = batch.steps.replace(extras=returns(state, batch), next_obs=None)
         length = batching.sequence_length(cfg.recurrent, cfg.recurrent_length, len(steps.first))
         sequences = batching.to_sequences(steps, batch.carry, batch.steps.extras, length)

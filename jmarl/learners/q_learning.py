@@ -38,7 +38,7 @@ class QConfig:
     learning_rate_schedule: str = static("constant")  # constant, linear or exponential, in optimiser steps
     num_updates: Numeric | None = None  # calls of update until schedules end; None: make_train and run fill it in
     adam_eps: Numeric = 1e-5  # added to Adam's denominator
-    max_grad_norm: Numeric = 10.0  # global norm to which gradients are clipped
+    max_grad_norm: Numeric | None = 10.0  # global norm to which gradients are clipped; None: never
     gamma: Numeric = 0.99  # discount
     returns: str = static("td")  # targets: td (one step), or over sequences peng or harutyunyan, both Q(lambda)
     lambda_: Numeric = 0.8  # of peng and harutyunyan; 0 is td
@@ -54,7 +54,7 @@ class QConfig:
     standardize_reward: bool = static(False)  # rewards less their running mean, over their deviation
     standardize_return: bool = static(False)  # networks predict standardised returns
     standardize_beta: Numeric = 0.99  # weight of the past in those running moments
-    burn_in: int = static(0)  # first steps of each sequence that only warm up the recurrent state
+    burn_in: int = static(0)  # first steps that only warm up the memory, of sequences that start inside an episode
     recurrent: bool = static(False)  # recurrent agents, trained on sequences
     cell: str = static("gru")  # gru or lstm
     cell_size: int = static(64)  # width of the recurrent state
@@ -106,7 +106,7 @@ def _q_loss(params, target_params, batch, stats, *, nets, cfg):
     value, target, mask, stats = values_and_targets(params, target_params, batch, stats, nets=nets, cfg=cfg)
     error = losses.value_loss(value, target, huber_delta=cfg.huber_delta)
     # An importance weight scales the error, not the count.
-    loss = losses.masked_mean(error * mask, mask > 0)
+    loss = replayed.mean_loss(error, mask, cfg.sharing if nets.mixer is None else "shared")
     metrics = {
         "loss/td": loss,
         "value/q_taken": losses.masked_mean(value, mask > 0),
@@ -131,7 +131,8 @@ def values_and_targets(
       params, target_params, batch, nets, cfg: as for `q_loss`.
       stats: running moments of returns, by which values are standardised; returned updated. None: they are not.
     """
-    steps, weight = replayed.after_burn_in(batch, cfg.burn_in)
+    steps: Any = batch.steps
+    weight = replayed.weights(batch, cfg.burn_in)
     q, next_q = unroll(nets.agent, params["agent"], batch, cfg.burn_in)
     target_q, target_next_q = unroll(nets.agent, target_params["agent"], batch, cfg.burn_in)
     value = losses.select(q, steps.action)
@@ -139,9 +140,8 @@ def values_and_targets(
     next_value = losses.next_q(next_q if cfg.double_q else target_next_q, target_next_q, steps.next_obs.action_mask)
 
     if nets.mixer is None:
-        reward, terminated, mask = steps.reward, steps.terminated, weight[..., None] * steps.obs.agent_mask
-        if cfg.team_reward in ("sum", "mean"):
-            reward = jnp.broadcast_to(losses.team_reward(reward, cfg.team_reward)[..., None], reward.shape)
+        reward, terminated = replayed.rewards_and_ends(steps, cfg.team_reward)
+        mask = weight[..., None] * steps.obs.agent_mask
     else:
         mixer = nets.mixer
         reward, terminated, mask = team(steps, weight, cfg.team_reward or "sum")
@@ -198,13 +198,14 @@ def _learner(spec: EnvSpec, cfg: QConfig, nets: QNets) -> Learner:
         mixer = {} if nets.mixer is None else nets.mixer.init(key_mixer)
         return {"agent": nets.agent.init(key_agent), "mixer": mixer}
 
-    return learner(cfg, nets.agent, init, functools.partial(_q_loss, nets=nets))
+    loss = functools.partial(_q_loss, nets=nets)
+    return learner(cfg, nets.agent, init, loss, is_independent=nets.mixer is None)
 
 
 # --------------------------------------------------------------------------- what value-decomposition learners share
 
 
-def learner(cfg: Any, agent: Network, init_params: Any, loss: Any) -> Learner:
+def learner(cfg: Any, agent: Network, init_params: Any, loss: Any, *, is_independent: bool = False) -> Learner:
     """A Q-learner with a target network.
 
     Args:
@@ -212,10 +213,14 @@ def learner(cfg: Any, agent: Network, init_params: Any, loss: Any) -> Learner:
       agent: acts epsilon-greedily with `params["agent"]`.
       init_params: `(key) -> params`.
       loss: `(params, target_params, batch, stats, *, cfg) -> (loss, (metrics, stats))`, see `_q_loss`.
+      is_independent: agents with parameters of their own have optimisers of their own, as nothing mixes their values.
     """
     epsilon = optim.schedule(cfg.epsilon_schedule, cfg.epsilon_start, cfg.epsilon_end, cfg.epsilon_steps)
     learning_rate = optim.learning_rate(cfg)
-    optimizer = optim.optimizer(learning_rate, eps=cfg.adam_eps, max_grad_norm=cfg.max_grad_norm)
+    if is_independent:
+        optimizer = replayed.optimizer(cfg, learning_rate)
+    else:
+        optimizer = optim.optimizer(learning_rate, eps=cfg.adam_eps, max_grad_norm=cfg.max_grad_norm)
     act, greedy = acting(agent, epsilon)
 
     def init(key):
@@ -237,7 +242,7 @@ def learner(cfg: Any, agent: Network, init_params: Any, loss: Any) -> Learner:
         extras = state.extras
         if cfg.standardize_reward:
             steps, reward_stats = batch.steps, extras["reward"]
-            mask = (replayed.after_burn_in(batch, 0)[1] > 0)[..., None] & steps.obs.agent_mask
+            mask = (replayed.weights(batch) > 0)[..., None] & steps.obs.agent_mask
             reward_stats = normalize.update(reward_stats, steps.reward, mask, cfg.standardize_beta)
             batch = batch.replace(steps=steps.replace(reward=normalize.normalize(reward_stats, steps.reward)))
             extras = {**extras, "reward": reward_stats}
@@ -279,15 +284,15 @@ def acting(agent: Network, epsilon: optim.Schedule):
 
 
 def unroll(agent: Network, params: Params, batch: Trajectory, burn_in: int) -> tuple[Array, Array]:
-    """Values of each step to learn from and of its true successor, `[L, M, N, A]`."""
-    carry, (head, steps) = batch.carry, replayed.split(batch.steps, burn_in)
-    if burn_in:
-        carry = jax.lax.stop_gradient(agent.apply(params, carry, head.obs, head.first)[0])
+    """Values of each step and of its true successor, `[L, M, N, A]`."""
+    steps: Any = batch.steps
+    carry = replayed.blank_or_recorded(agent, batch)
     if not jax.tree.leaves(carry):  # without memory, successors need no gradient
         _, q = agent.apply(params, carry, steps.obs, steps.first)
         _, next_q = agent.apply(jax.lax.stop_gradient(params), carry, steps.next_obs, steps.first)
         return q, next_q
-    _, q = agent.apply(params, carry, *replayed.with_successors(steps.obs, steps.next_obs, steps.first))
+    sequence, starts = replayed.with_successors(steps.obs, steps.next_obs, steps.first)
+    q = replayed.unroll(agent, params, carry, sequence, starts, burn_in=burn_in)
     return q[:-1], q[1:]
 
 
@@ -327,45 +332,16 @@ def monotonic_mixer(spec: EnvSpec, cfg: Any) -> Mixer:
     return mixers.mixer(module, spec)
 
 
-_AT_LEAST_ONE = (
-    "target_update_interval",
-    "cell_size",
-    "mixer_embed_size",
-    "num_epochs",
-    "num_minibatches",
-    "recurrent_length",
-)
-
-
-def validate(spec: EnvSpec, cfg: Any, is_team: bool = False) -> None:
-    """Static facts, and numbers that are not tracers."""
+def validate(spec: EnvSpec, cfg: Any, is_team: bool = False, **options: tuple[str, ...]) -> None:
+    """Static facts, and numbers that are not tracers; `options` are those of a learner's own fields."""
     if not spec.is_discrete:
         raise ValueError(
             f"Q-learning takes the best of finitely many actions, but those of {spec.name} are continuous: use another "
             f"algorithm, or a discrete version of the environment."
         )
-    options = {
+    shared = {
         "returns": ("td", "peng", "harutyunyan"),
         "team_reward": ("sum", "mean") if is_team else ("individual", "sum", "mean"),
         "next_agent_mask": ("next", "current"),
-        "activation": tuple(networks.ACTIVATIONS),
-        "kernel_init": tuple(networks.INITIALIZERS),
-        "cell": tuple(networks.CELLS),
-        "sharing": networks.SHARING,
     }
-    given = {name: getattr(cfg, name) for name in cfg.__dataclass_fields__}
-    for name, value in given.items():
-        if value is not None and value not in options.get(name, (value,)):
-            raise ValueError(f"{name}={value!r} is unknown here: choose one of {', '.join(options[name])}.")
-        is_width = name in ("hidden_sizes", "head_sizes", "mixer_hypernet_sizes", "central_sizes")
-        if is_width and any(size < 1 for size in value):
-            raise ValueError(f"{name}={value} must hold positive widths.")
-        if name in _AT_LEAST_ONE and value is not None and value < 1:
-            raise ValueError(f"{name}={value} must be at least 1.")
-        if name in ("epsilon_start", "epsilon_end") and not isinstance(value, jax.Array) and not 0 <= value <= 1:
-            raise ValueError(f"{name}={value} is a probability: choose it in [0, 1].")
-    if cfg.epsilon_schedule == "exponential" and not isinstance(cfg.epsilon_end, jax.Array) and cfg.epsilon_end == 0:
-        raise ValueError("epsilon_end=0 must be positive for an exponential schedule: it is where the decay ends.")
-    burn_in = given.get("burn_in", 0)
-    if burn_in < 0 or (burn_in and not cfg.recurrent):
-        raise ValueError(f"burn_in={burn_in} warms up recurrent networks: set recurrent=True, or burn_in=0.")
+    replayed.validate(spec, cfg, {**shared, **options})

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -23,16 +23,43 @@ def update_target(target_params: Params, params: Params, step: Array, interval: 
     return jax.tree.map(lambda new, old: jnp.where(step % interval == 0, new, old), moved, target_params)
 
 
-def after_burn_in(batch: Trajectory, burn_in: int) -> tuple[Any, Array]:
-    """Steps to learn from, and their weights `[L, M]`: 0 for padding and for what follows an episode's end."""
-    ended = jnp.cumsum(batch.steps.last, axis=0) - batch.steps.last > 0
-    weight = jnp.where(ended, 0.0, 1.0 if batch.weight is None else batch.weight)
-    return jax.tree.map(lambda x: x[burn_in:], (batch.steps, weight))
+def weights(batch: Trajectory, burn_in: int = 0) -> Array:
+    """Weights of steps, `[L, M]`: 0 for padding, for what follows an episode's end and for the burn-in.
+
+    The first `burn_in` steps of a sequence that starts inside an episode only warm up its memory. The memory of one
+    that starts an episode is exact from its first step on, so it needs none.
+    """
+    first, last = batch.steps.first, batch.steps.last
+    if burn_in >= len(first):
+        raise ValueError(
+            f"burn_in={burn_in} leaves nothing to learn from in sequences of {len(first)} steps: lower it, or raise "
+            f"the buffer's sequence_length."
+        )
+    ended = jnp.cumsum(last, axis=0) - last > 0
+    warms_up = (jnp.arange(len(first)) < burn_in)[:, None] & ~first[0]
+    return jnp.where(ended | warms_up, 0.0, 1.0 if batch.weight is None else batch.weight)
 
 
-def split(tree: Any, index: int) -> tuple[Any, Any]:
-    """The first `index` time steps, and the rest."""
-    return jax.tree.map(lambda x: x[:index], tree), jax.tree.map(lambda x: x[index:], tree)
+def blank_or_recorded(net: Network, batch: Trajectory) -> Carry:
+    """What a network remembers before each sequence: nothing, where the batch does not say."""
+    recorded = jax.tree.leaves(batch.carry)
+    return batch.carry if recorded else net.init_carry((batch.steps.first.shape[1],))
+
+
+def unroll(
+    net: Network, params: Params, carry: Carry, x: Any, first: Array, *, burn_in: int = 0, time_axis: int = 0
+) -> Any:
+    """Outputs of a network at each step of `x` `[L, M, ..]`; no gradient flows back into a burn-in, see `weights`."""
+    if not burn_in or not jax.tree.leaves(carry):
+        return net.apply(params, carry, x, first)[1]
+    carry, warm = net.apply(params, carry, *jax.tree.map(lambda leaf: leaf[:burn_in], (x, first)))
+
+    def cut(leaf):
+        starts_episode = first[0].reshape(-1, *[1] * (leaf.ndim - 1))
+        return jnp.where(starts_episode, leaf, jax.lax.stop_gradient(leaf))
+
+    _, out = net.apply(params, jax.tree.map(cut, carry), *jax.tree.map(lambda leaf: leaf[burn_in:], (x, first)))
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=time_axis), warm, out)
 
 
 def with_successors(x: Any, next_x: Any, first: Array) -> tuple[Any, Array]:
@@ -142,14 +169,14 @@ def others_actions(cfg: Any, stored: Array, current: Array) -> Array:
 
 
 class Inputs(NamedTuple):
-    """A batch as the losses of actors and critics read it: steps to learn from, and what comes before them.
+    """A batch as the losses of actors and critics read it.
 
     Attributes:
-      steps, obs, next_obs: `[L, M, ..]`, burn-in left out.
+      steps, obs, next_obs: `[L, M, ..]`.
       action: coded actions `[L, M, N, A]`, as critics see them.
-      mask: weights `[L, M, N]`, 0 for padding and inactive agents.
-      networks, carry: actor and critic by name, and what they remember before the burn-in.
-      head, head_first: the burn-in.
+      mask: weights `[L, M, N]`, 0 for padding, burn-in and inactive agents.
+      networks, carry: actor and critic by name, and what they remember before the first step.
+      burn_in: as in the config.
     """
 
     steps: Transition
@@ -159,52 +186,44 @@ class Inputs(NamedTuple):
     mask: Array
     networks: dict[str, Network]
     carry: dict[str, Carry]
-    head: dict[str, Any]
-    head_first: Array
+    burn_in: int
 
     @staticmethod
-    def of(batch: Trajectory, nets: Any, cfg: Any, features: Callable[[Any, Array, Array], Array] = action_features):
-        """From a batch; `features` are what critics read of the actions taken."""
-        steps, weight = after_burn_in(batch, cfg.burn_in)
-        action = visible(cfg, nets.code.encode(batch.steps.action), batch.steps.obs)
-        head, tail = split((batch.steps.obs, batch.steps.first, action), cfg.burn_in)
+    def of(batch: Trajectory, nets: Any, cfg: Any) -> "Inputs":
+        """From a batch."""
+        steps: Any = batch.steps
         named = {"actor": nets.actor, "critic": nets.critic}
         carry = batch.carry
         if carry == ():
-            carry = {name: net.init_carry((batch.steps.first.shape[1],)) for name, net in named.items()}
+            carry = {name: blank_or_recorded(net, batch) for name, net in named.items()}
         return Inputs(
             steps=steps,
             obs=steps.obs,
             next_obs=steps.next_obs,
-            action=tail[2],
-            mask=weight[..., None] * steps.obs.agent_mask,
+            action=visible(cfg, nets.code.encode(steps.action), steps.obs),
+            mask=weights(batch, cfg.burn_in)[..., None] * steps.obs.agent_mask,
             networks=named,
             carry=carry,
-            head={"actor": head[0], "critic": (head[0], features(cfg, head[2], head[2]))},
-            head_first=head[1],
+            burn_in=cfg.burn_in,
         )
-
-    def _memory(self, name: str, params: Params) -> Carry:
-        """After the burn-in, without gradient."""
-        carry = self.carry[name]
-        if not len(self.head_first) or not jax.tree.leaves(carry):
-            return carry
-        carry, _ = self.networks[name].apply(params[name], carry, self.head[name], self.head_first)
-        return jax.lax.stop_gradient(carry)
 
     def now(self, name: str, params: Params, x: Any) -> Any:
         """Outputs of a network at each step."""
-        return self.networks[name].apply(params[name], self._memory(name, params), x, self.steps.first)[1]
+        return self._unroll(name, params, x, self.steps.first)
 
     def next(self, name: str, params: Params, x: Any, next_x: Any) -> Any:
         """Outputs of a network at each step's true successor."""
-        net, carry, first = self.networks[name], self._memory(name, params), self.steps.first
-        if not jax.tree.leaves(carry):
-            return net.apply(params[name], carry, next_x, first)[1]
-        sequence, starts = with_successors(x, next_x, first)
-        out = net.apply(params[name], carry, sequence, starts)[1]
-        time_axis = 1 if name == "critic" else 0  # several critics come first
-        return jax.tree.map(lambda leaf: jax.lax.slice_in_dim(leaf, 1, None, axis=time_axis), out)
+        if not jax.tree.leaves(self.carry[name]):
+            return self._unroll(name, params, next_x, self.steps.first)
+        out = self._unroll(name, params, *with_successors(x, next_x, self.steps.first))
+        return jax.tree.map(lambda leaf: jax.lax.slice_in_dim(leaf, 1, None, axis=_TIME_AXIS[name]), out)
+
+    def _unroll(self, name: str, params: Params, x: Any, first: Array) -> Any:
+        net, carry, axis = self.networks[name], self.carry[name], _TIME_AXIS[name]
+        return unroll(net, params[name], carry, x, first, burn_in=self.burn_in, time_axis=axis)
+
+
+_TIME_AXIS = {"actor": 0, "critic": 1}  # of outputs: several critics come first
 
 
 def critic_memory(nets: Any, cfg: Any, features: Callable[[Any, Array, Array], Array] = action_features):
@@ -227,11 +246,16 @@ def improve(optimizer: optax.GradientTransformation, params: Params, opt_state: 
     return optax.apply_updates(params, updates), opt_state, aux, optax.global_norm(grads)
 
 
-def rewards(steps: Transition, kind: str | None) -> Array:
-    """Rewards of the agents, or with "sum" and "mean" those of the team for each, `[L, M, N]`."""
+def rewards_and_ends(steps: Transition, kind: str | None) -> tuple[Array, Array]:
+    """Rewards, and where returns end, `[L, M, N]`: each agent's own, or with "sum" and "mean" the team's for each.
+
+    A team's return goes on while any agent does: what an agent's death brings the others counts for it too.
+    """
     if kind in (None, "individual"):
-        return steps.reward
-    return jnp.broadcast_to(losses.team_reward(steps.reward, kind)[..., None], steps.reward.shape)
+        return steps.reward, steps.terminated
+    team = losses.team_reward(steps.reward, kind), jnp.all(steps.terminated, axis=-1)
+    reward, terminated = (jnp.broadcast_to(x[..., None], steps.reward.shape) for x in team)
+    return reward, terminated
 
 
 def mean_loss(x: Array, mask: Array, sharing: str) -> Array:
@@ -250,15 +274,8 @@ def optimizer(cfg: Any, rate: optim.Schedule) -> optax.GradientTransformation:
     return optim.per_agent(shared) if cfg.sharing == "per_agent" else shared
 
 
-_AT_LEAST_ONE = (
-    "cell_size",
-    "n_step",
-    "num_critics",
-    "num_epochs",
-    "num_minibatches",
-    "policy_delay",
-    "recurrent_length",
-)
+_WIDTHS = ("hidden_sizes", "head_sizes", "critic_sizes", "mixer_hypernet_sizes", "central_sizes")
+_SCHEDULES = ("constant", "linear", "exponential")
 
 
 def validate(spec: EnvSpec, cfg: Any, options: dict[str, tuple[Any, ...]]) -> None:
@@ -267,28 +284,46 @@ def validate(spec: EnvSpec, cfg: Any, options: dict[str, tuple[Any, ...]]) -> No
         "other_actions": ("stored", "current", "joint"),
         "critic_view": ("obs", "state", "state_obs"),
         "team_reward": ("individual", "sum", "mean"),
+        "learning_rate_schedule": _SCHEDULES,
+        "epsilon_schedule": _SCHEDULES,
+        "noise_schedule": _SCHEDULES,
         "activation": tuple(networks.ACTIVATIONS),
         "kernel_init": tuple(networks.INITIALIZERS),
         "cell": tuple(networks.CELLS),
         "sharing": networks.SHARING,
         **options,
     }
-    for name in cfg.__dataclass_fields__:
+    for name, field in cfg.__dataclass_fields__.items():
         value = getattr(cfg, name)
+        if value is None and field.default is not None and type(None) not in get_args(field.type):
+            raise ValueError(f"{name}=None has no meaning: leave it out for {field.default!r}.")
         if value is not None and value not in options.get(name, (value,)):
             raise ValueError(f"{name}={value!r} is unknown here: choose one of {', '.join(options[name])}.")
-        if name in ("hidden_sizes", "head_sizes", "critic_sizes") and any(size < 1 for size in value):
+        if name in _WIDTHS and not isinstance(value, tuple | list):
+            raise ValueError(f"{name}={value!r} must hold one width for each layer: write {name}=({value},) for one.")
+        if name in _WIDTHS and any(size < 1 for size in value):
             raise ValueError(f"{name}={value} must hold positive widths.")
-        if name in _AT_LEAST_ONE and value is not None and value < 1:
-            raise ValueError(f"{name}={value} must be at least 1.")
-        if (
-            name in ("tau", "gamma", "epsilon_start", "epsilon_end")
-            and not isinstance(value, jax.Array)
-            and not 0 <= value <= 1
-        ):
-            raise ValueError(f"{name}={value} must lie in [0, 1].")
-        if "noise_" in name and isinstance(value, int | float) and value < 0:
-            raise ValueError(f"{name}={value} must not be negative: choose 0 for no noise.")
+
+    counts = ("n_step", "num_critics", "num_epochs", "num_minibatches", "policy_delay", "target_update_interval")
+    sizes = ("cell_size", "mixer_embed_size", "recurrent_length")
+    shares = ("gamma", "tau", "lambda_", "epsilon_start", "epsilon_end", "standardize_beta")
+    deviations = ("noise_start", "noise_end", "target_noise", "target_noise_clip")
+    require(cfg, (*counts, *sizes), lambda x: x >= 1, "be at least 1")
+    require(cfg, shares, lambda x: 0 <= x <= 1, "lie in [0, 1]")
+    require(cfg, deviations, lambda x: x >= 0, "not be negative: choose 0 for no noise")
+    require(cfg, ("mixer_scale",), lambda x: x > 0, "be positive: weights that start at 0 together never learn")
+    for kind in ("epsilon", "noise"):
+        if getattr(cfg, f"{kind}_schedule", None) == "exponential":
+            rule = "be positive for an exponential schedule, which never gets to 0: choose linear, or a small number"
+            require(cfg, (f"{kind}_start", f"{kind}_end"), lambda x: x > 0, rule)
     burn_in = getattr(cfg, "burn_in", 0)
     if burn_in < 0 or (burn_in and not cfg.recurrent):
         raise ValueError(f"burn_in={burn_in} warms up recurrent networks: set recurrent=True, or burn_in=0.")
+
+
+def require(cfg: Any, names: tuple[str, ...], is_right: Callable[[Any], bool], rule: str) -> None:
+    """What these fields must be, where a config has them: `rule` follows the word "must". Tracers cannot be asked."""
+    for name in names:
+        value = getattr(cfg, name, None)
+        if isinstance(value, int | float) and not is_right(value):
+            raise ValueError(f"{name}={value} must {rule}.")

@@ -63,7 +63,7 @@ class SACConfig:
     log_std_max: Numeric = 2.0
     team_reward: str | None = static(None)  # individual (None), or sum or mean of all agents' rewards for each
     random_steps: Numeric = 0  # environment steps at the start with random actions
-    burn_in: int = static(0)  # first steps of each sequence that only warm up the recurrent state
+    burn_in: int = static(0)  # first steps that only warm up the memory, of sequences that start inside an episode
     recurrent: bool = static(False)  # recurrent actors and critics, trained on sequences
     cell: str = static("gru")  # gru or lstm
     cell_size: int = static(64)  # width of the recurrent state
@@ -103,14 +103,14 @@ def sac_critic_loss(
       params: {"actor": .., "critic": .., "log_alpha": [] or [N]}; differentiate with respect to the critics.
       target_params: {"critic": ..}, and "actor" with `cfg.target_actor`.
       batch: sequences with `next_obs`; none crosses an episode's end.
-      noise: for the next actions, `[L - burn_in, M, N, A]`: standard normal numbers, for discrete actions Gumbel noise.
+      noise: for the next actions, `[L, M, N, A]`: standard normal numbers, for discrete actions Gumbel noise.
       nets: networks.
       cfg: its leaves may be tracers.
 
     Returns:
       A scalar and its parts; "priority" is the mean absolute error of each sequence.
     """
-    x, alpha = replayed.Inputs.of(batch, nets, cfg, _features(nets)), jnp.exp(params["log_alpha"])
+    x, alpha = replayed.Inputs.of(batch, nets, cfg), jnp.exp(params["log_alpha"])
     output = x.next("actor", target_params if cfg.target_actor else params, x.obs, x.next_obs)
     policy = nets.distribution(output, x.next_obs.action_mask)
     next_action, log_prob = _sample(nets, policy, noise)
@@ -123,8 +123,8 @@ def sac_critic_loss(
         q = losses.select(q, jnp.broadcast_to(x.steps.action, q.shape[:-1]))
     else:
         next_value = losses.soft_value(next_q, log_prob, alpha)
-    reward = replayed.rewards(x.steps, cfg.team_reward)
-    target = jax.lax.stop_gradient(reward + cfg.gamma * (1.0 - x.steps.terminated) * next_value)
+    reward, terminated = replayed.rewards_and_ends(x.steps, cfg.team_reward)
+    target = jax.lax.stop_gradient(reward + cfg.gamma * (1.0 - terminated) * next_value)
     error = losses.value_loss(q, jnp.broadcast_to(target, q.shape), huber_delta=cfg.huber_delta)
     loss = replayed.mean_loss(error, x.mask, cfg.sharing)
     return loss, {
@@ -150,7 +150,7 @@ def sac_actor_loss(
     Returns:
       A scalar; its parts, and log π of the actions (for discrete ones minus the entropy), which `sac_alpha_loss` reads.
     """
-    x, alpha = replayed.Inputs.of(batch, nets, cfg, _features(nets)), jnp.exp(params["log_alpha"])
+    x, alpha = replayed.Inputs.of(batch, nets, cfg), jnp.exp(params["log_alpha"])
     policy = nets.distribution(x.now("actor", params, x.obs), x.obs.action_mask)
     own, log_prob = _sample(nets, policy, noise)
     own = replayed.visible(cfg, own, x.obs)
@@ -172,15 +172,15 @@ def sac_alpha_loss(
 
     Args:
       log_alpha: [] or [N].
-      log_prob: log π of the policy's actions, `[L - burn_in, M, N]`.
+      log_prob: log π of the policy's actions, `[L, M, N]`.
       batch, nets, cfg: as for `sac_actor_loss`.
     """
-    steps, weight = replayed.after_burn_in(batch, cfg.burn_in)
-    mask = weight[..., None] * steps.obs.agent_mask
+    obs: Any = batch.steps.obs
+    mask = replayed.weights(batch, cfg.burn_in)[..., None] * obs.agent_mask
     if cfg.target_entropy is not None:
         target = cfg.target_entropy
     elif nets.code.is_discrete:
-        target = 0.5 * jnp.log(jnp.maximum(jnp.sum(steps.obs.action_mask, axis=-1), 1))
+        target = 0.5 * jnp.log(jnp.maximum(jnp.sum(obs.action_mask, axis=-1), 1))
     else:
         target = -jnp.asarray(nets.code.is_real.sum(-1), log_prob.dtype)
     log_prob = jax.lax.stop_gradient(log_prob)
@@ -227,7 +227,7 @@ def isac(spec: EnvSpec, cfg: SACConfig, nets: SACNets | None = None) -> Learner:
 
     def update(state, batch, key):
         draw = jax.random.gumbel if code.is_discrete else jax.random.normal
-        shape = batch.steps.obs.agent_mask[cfg.burn_in :].shape + code.is_real.shape[1:]
+        shape = batch.steps.obs.agent_mask.shape + code.is_real.shape[1:]
         next_noise, noise = draw(key, (2, *shape))
         return update_with(state, batch, next_noise, noise)
 
@@ -382,8 +382,10 @@ def _validate(spec: EnvSpec, cfg: SACConfig) -> None:
         "action_distribution": ("tanh_normal", "gaussian"),
     }
     replayed.validate(spec, cfg, options)
-    if not isinstance(cfg.alpha, jax.Array) and cfg.alpha <= 0:
-        raise ValueError(f"alpha={cfg.alpha} must be positive: it is a temperature, and its logarithm is kept.")
+    replayed.require(cfg, ("alpha",), lambda x: x > 0, "be positive: it is a temperature, and its logarithm is kept")
+    above = f"lie above log_std_min={cfg.log_std_min}: they are the bounds of the log deviation"
+    if isinstance(cfg.log_std_min, int | float):
+        replayed.require(cfg, ("log_std_max",), lambda x: x > cfg.log_std_min, above)
     target = cfg.target_entropy
     if isinstance(target, (int, float, np.ndarray)) and np.any(np.sign(target) == (-1 if spec.is_discrete else 1)):
         kind, usual = ("discrete", "positive") if spec.is_discrete else ("continuous", "negative")

@@ -18,7 +18,6 @@ import functools
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array
 
@@ -66,7 +65,7 @@ def wqmix_loss(
       params: one entry for each of `nets`, by name.
       target_params: the same of the target networks.
       batch: sequences with `next_obs`; none crosses an episode's end. The central agents start each with a blank
-        memory, so recurrent ones want whole episodes or a burn-in.
+        memory, so recurrent ones want whole episodes, or a burn-in for what starts inside one.
       variant: "cw" or "ow".
       nets: networks.
       cfg: its leaves may be tracers.
@@ -115,8 +114,9 @@ def weighted_values(
     """
     if variant not in VARIANTS:
         raise ValueError(f"variant={variant!r} is unknown: choose one of {', '.join(VARIANTS)}.")
-    steps, weight = replayed.after_burn_in(batch, cfg.burn_in)
-    blank = dataclasses.replace(batch, carry=jax.tree.map(jnp.zeros_like, batch.carry))
+    steps: Any = batch.steps
+    weight = replayed.weights(batch, cfg.burn_in)
+    blank = dataclasses.replace(batch, carry=())
     q, next_q = q_learning.unroll(nets.agent, params["agent"], batch, cfg.burn_in)
     central_q, _ = q_learning.unroll(nets.central_agent, params["central_agent"], blank, cfg.burn_in)
     old_q, old_next_q = q_learning.unroll(nets.central_agent, target_params["central_agent"], blank, cfg.burn_in)
@@ -176,9 +176,14 @@ def ow_qmix(spec: EnvSpec, cfg: WQMIXConfig, nets: WQMIXNets | None = None) -> L
 
 
 def _learner(spec: EnvSpec, cfg: WQMIXConfig, nets: WQMIXNets | None, variant: str) -> Learner:
-    q_learning.validate(spec, cfg, is_team=True)
-    if cfg.condition not in ("online", "target"):
-        raise ValueError(f"condition={cfg.condition!r} is unknown: choose online or target.")
+    if not isinstance(cfg, WQMIXConfig):
+        raise TypeError(
+            f"cw_qmix and ow_qmix take a WQMIXConfig, got {type(cfg).__name__}: iql, vdn and qmix take that one."
+        )
+    q_learning.validate(spec, cfg, is_team=True, condition=("online", "target"))
+    replayed.require(cfg, ("alpha",), lambda x: 0 < x <= 1, "lie in (0, 1]: it is a weight beside those of 1")
+    if not cfg.central_sizes:
+        raise ValueError("central_sizes=() must hold at least one width: the central value is a network.")
     if cfg.returns != "td":
         raise ValueError(f"returns={cfg.returns!r} is not defined for weighted QMIX: its targets are one-step, td.")
     if nets is None:

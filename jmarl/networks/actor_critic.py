@@ -77,7 +77,7 @@ def policy(spec: EnvSpec, head: Build, name: str) -> tuple[Callable[[int], nn.Mo
     if spec.is_discrete:
         return lambda size: head(size, scale=0.01), heads.categorical
 
-    low, high = np.asarray(spec.action_low, np.float32), np.asarray(spec.action_high, np.float32)
+    low, high = (bound.astype(np.float32) for bound in action_bounds(spec))
     centre, half = (low + high) / 2, (high - low) / 2
     # Padded dimensions get a distribution without parameters, which cancels in every probability ratio.
     is_real = np.arange(low.shape[1]) < np.asarray(_action_sizes(spec))[:, None]
@@ -90,6 +90,17 @@ def policy(spec: EnvSpec, head: Build, name: str) -> tuple[Callable[[int], nn.Mo
         return heads.tanh_normal(mean, log_std, low, high)
 
     return lambda size: GaussianOutput(head(size, scale=0.01), size), distribution
+
+
+def action_bounds(spec: EnvSpec) -> tuple[np.ndarray, np.ndarray]:
+    """The lowest and the highest value of each dimension of each agent's action, `[N, A]`, refused if not finite."""
+    low, high = (np.asarray(bound, float) for bound in (spec.action_low, spec.action_high))
+    if not (np.isfinite(low).all() and np.isfinite(high).all()):
+        raise ValueError(
+            f"{spec.name} has the action bounds {spec.action_low} to {spec.action_high}: give its spec finite ones, "
+            f"since the actions of policies are stretched to them."
+        )
+    return low, high
 
 
 def separate(
@@ -137,12 +148,26 @@ def of_own_view(spec: EnvSpec, outputs: Callable[[int], tuple[nn.Module, ...]], 
     return net._replace(apply=lambda params, carry, obs, first: net.apply(params, carry, obs.agents, first))
 
 
+def _require_readable(spec: EnvSpec, view: str, images: bool) -> None:
+    """Refuses critics of a state that is not there, and of images beside vectors, or where there may be no `images`."""
+    if view != "obs" and 0 in (spec.state_shape or (0,)):
+        raise ValueError(
+            f"Centralised critics read the global state, but {spec.name} has state_shape={spec.state_shape}: use "
+            f"independent ones, or give it a state."
+        )
+    shapes = {"obs": [spec.obs_shape], "state_obs": [spec.state_shape, spec.obs_shape]}.get(view, [spec.state_shape])
+    if not images and any(len(shape) == 3 for shape in shapes):
+        raise ValueError(
+            f"Critics with critic_view={view!r} read vectors here, but {spec.name} has images: make it with "
+            f"flatten=True, or choose another view."
+        )
+
+
 def _critic(spec, outputs, model, sharing, view) -> Network:
     """A network whose output is a value for each agent, `[L, M, N]`."""
     num_agents = spec.num_agents
     is_image = len(spec.obs_shape if view == "obs" else spec.state_shape) == 3
-    if is_image and view in ("state_id", "state_obs"):
-        raise ValueError(f"critic_view={view!r} needs vectors, {spec.name} has images: choose 'obs' or 'state'.")
+    _require_readable(spec, view, images=view in ("obs", "state"))
 
     def build(out):
         return model(outputs=outputs(out), is_image=is_image)
@@ -188,10 +213,7 @@ def of_actions(
     views = ("obs", "state", "state_obs")
     if view not in views:
         raise ValueError(f"critic_view={view!r} is unknown: choose one of {', '.join(views)}.")
-    if len(spec.obs_shape if view == "obs" else spec.state_shape) == 3:
-        raise ValueError(f"Critics of actions read vectors, but {spec.name} has images: make it with flatten=True.")
-    if view != "obs" and spec.state_shape[0] == 0:
-        raise ValueError(f"Centralised critics read the global state, but {spec.name} has none: use independent ones.")
+    _require_readable(spec, view, images=False)
     if cfg.recurrent and not cfg.head_sizes:
         cfg = dataclasses.replace(cfg, head_sizes=(cfg.cell_size,))
     model, head = from_config(cfg)

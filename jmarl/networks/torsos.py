@@ -47,21 +47,26 @@ class CNN(nn.Module):
       kernels: their square windows.
       size: width of the dense layer at the end.
       activation: a key of `ACTIVATIONS`.
+      layer_norm: normalise before each activation.
+      kernel_init: a key of `INITIALIZERS`, scaled by √2.
     """
 
     channels: Sequence[int] = (32, 32, 32)
     kernels: Sequence[int] = (5, 3, 3)
     size: int = 64
     activation: str = "relu"
+    layer_norm: bool = False
+    kernel_init: str = "orthogonal"
 
     @nn.compact
     def __call__(self, x: Float[Array, "*batch H W C"]) -> Float[Array, "*batch F"]:
-        batch_shape, init = x.shape[:-3], INITIALIZERS["orthogonal"](math.sqrt(2))
+        batch_shape, init = x.shape[:-3], INITIALIZERS[self.kernel_init](math.sqrt(2))
         x = x.reshape(-1, *x.shape[-3:])  # convolutions take one batch axis
         for channels, kernel in zip(self.channels, self.kernels, strict=True):
-            x = ACTIVATIONS[self.activation](nn.Conv(channels, (kernel, kernel), kernel_init=init)(x))
-        x = x.reshape(*batch_shape, -1)
-        return ACTIVATIONS[self.activation](nn.Dense(self.size, kernel_init=init)(x))
+            x = nn.Conv(channels, (kernel, kernel), kernel_init=init)(x)
+            x = ACTIVATIONS[self.activation](nn.LayerNorm()(x) if self.layer_norm else x)
+        x = nn.Dense(self.size, kernel_init=init)(x.reshape(*batch_shape, -1))
+        return ACTIVATIONS[self.activation](nn.LayerNorm()(x) if self.layer_norm else x)
 
 
 class Output(nn.Module):
@@ -114,7 +119,7 @@ class Model(nn.Module):
         x = x.reshape(-1, *features)
         late, x = x[..., : self.num_late], x[..., self.num_late :]  # nothing and all, for most models
         if self.is_image:
-            x = CNN()(x)
+            x = CNN(activation=self.activation, layer_norm=self.layer_norm, kernel_init=self.kernel_init)(x)
         x = MLP(self.hidden_sizes, self.activation, self.layer_norm, self.kernel_init, name="torso")(x)
         if self.cell is not None:
             carry, x = self._unroll(carry, x, first, leading)

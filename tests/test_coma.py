@@ -1,0 +1,56 @@
+"""COMA's targets, step by step."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jmarl
+from jmarl import envs, networks, training
+from jmarl.learners.coma import default_nets, values
+from jmarl.networks import heads
+
+
+@pytest.mark.parametrize("team_reward", ["mean", "individual"])
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_targets_match_a_loop_over_steps(recurrent, team_reward):
+    """With episodes cut off on the way, an agent that dies first, and a target critic unlike the one that learns."""
+    env = envs.matrix_game([[8.0, -12.0], [-12.0, 3.0]], num_steps=3)
+    cfg = jmarl.COMAConfig(
+        hidden_sizes=(8,), critic_sizes=(8,), cell_size=8, recurrent=recurrent, team_reward=team_reward, gamma=0.9
+    )
+    learner, nets, key = jmarl.coma(env.spec, cfg), default_nets(env.spec, cfg), jax.random.key(1)
+    run = training.start(env, learner, jax.random.key(0), num_envs=4)
+    target_params = jax.tree.map(lambda p: p + 0.3 * jnp.cos(jnp.arange(p.size)).reshape(p.shape), run.learner.params)
+    state = run.learner.replace(target_params={"critic": target_params["critic"]})
+    _, batch, _ = training.rollout(env, learner, run, length=8)
+    terminated = jnp.zeros((8, 4, 2), bool).at[3, :, 0].set(True).at[5, 1].set(True)
+    reward = batch.steps.reward + jnp.array([0.0, 1.0])
+    steps = batch.steps.replace(reward=reward, terminated=terminated)
+    assert batch.steps.last[:-1].any()
+
+    # What would be done next where an episode or the rollout ends: drawn from the policy that acted, one step on.
+    rows = lambda x: x.reshape(-1, *x.shape[2:])  # noqa: E731
+    memory, next_obs = jax.tree.map(rows, (steps.extras, steps.next_obs))
+    logits = networks.one_step(nets.actor)(state.params["actor"], memory.carry, next_obs, jnp.zeros(32, bool))[1]
+    policy = heads.categorical(logits, next_obs.action_mask, epsilon=memory.epsilon[:, None, None])
+    drawn = np.asarray(policy.sample(seed=jax.random.split(key)[0])).reshape(8, 4, 2)
+
+    after, targets = np.zeros((4, 2)), np.zeros((8, 4, 2))
+    for t in reversed(range(8)):
+        cut = np.asarray(steps.last[t]) | (t == 7)
+        done = steps.action[t + 1] if t < 7 else drawn[t]
+        action = jnp.asarray(np.where(cut[:, None], drawn[t], done))
+        obs = jax.tree.map(lambda x, t=t: x[t][None], steps.next_obs)
+        q = values(state.target_params["critic"], obs, action[None], nets=nets, cfg=cfg)[0]
+        value = np.take_along_axis(np.asarray(q), np.asarray(action)[..., None], -1)[..., 0]
+        ends, now = np.asarray(terminated[t]), np.asarray(reward[t])
+        if team_reward == "mean":  # the team goes on while anybody does
+            ends, now = ends.all(-1, keepdims=True), now.mean(-1, keepdims=True)
+        after = now + 0.9 * ~ends * np.where(cut[:, None], value, 0.2 * value + 0.8 * after)
+        targets[t] = after
+
+    _, metrics = jax.jit(learner.update)(state, batch.replace(steps=steps), key)
+    q = values(state.params["critic"], steps.obs, steps.action, nets=nets, cfg=cfg)
+    taken = np.take_along_axis(np.asarray(q), np.asarray(steps.action)[..., None], -1)[..., 0]
+    np.testing.assert_allclose(metrics["loss/critic"], np.mean((taken - targets) ** 2), rtol=1e-4)
