@@ -160,7 +160,10 @@ def on_policy(
     require_positive(num_envs=num_envs, rollout_length=rollout_length)
 
     def init(key, cfg):
-        return start(env, algorithm(env.spec, cfg), key, num_envs=num_envs)
+        learner = algorithm(env.spec, cfg)
+        if learner.learns_from == "replay":
+            raise ValueError(f"{_name(algorithm)} learns from replay: run it with off_policy and a buffer.")
+        return start(env, learner, key, num_envs=num_envs)
 
     def step(run, cfg):
         learner = algorithm(env.spec, cfg)
@@ -210,6 +213,8 @@ def off_policy(
 
     def init(key, cfg):
         learner = algorithm(env.spec, cfg)
+        if learner.learns_from == "rollouts":
+            raise ValueError(f"{_name(algorithm)} learns from rollouts that it has just made: run it with on_policy.")
         run = start(env, learner, key, num_envs=num_envs)
         _, example, _ = jax.eval_shape(lambda run: act(learner, run), run)
         run = dataclasses.replace(run, buffer=buffer.init(example))
@@ -241,6 +246,10 @@ def off_policy(
         return run.replace(learner=state, buffer=memory, key=keys[0]), {**metrics, **learning}
 
     return Loop(init, step, env, algorithm, steps_per_round, num_updates)
+
+
+def _name(algorithm: Algorithm) -> str:
+    return getattr(algorithm, "__name__", "this algorithm")
 
 
 def make_train(loop: Loop, num_steps: int):

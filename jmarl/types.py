@@ -259,6 +259,7 @@ class Learner(NamedTuple):
       greedy: `(state, carry, obs, first) -> (action, carry)`, for evaluation.
       update: `(state, batch, key) -> (TrainState, Metrics)`, one learning iteration on a `Trajectory`. Metrics are
         scalars, but for "priority" `[M]`, which a prioritised buffer reads.
+      learns_from: "rollouts" that it has just made, "replay", or "any": loops refuse a learner of the other kind.
     """
 
     init: Callable[[PRNGKeyArray], TrainState]
@@ -266,6 +267,7 @@ class Learner(NamedTuple):
     act: Callable[[TrainState, Carry, Observation, Array, PRNGKeyArray], tuple[Action, Carry, Any]]
     greedy: Callable[[TrainState, Carry, Observation, Array], tuple[Action, Carry]]
     update: Callable[[TrainState, Trajectory, PRNGKeyArray], tuple[TrainState, Metrics]]
+    learns_from: str = "any"
 
 
 class Loop(NamedTuple):

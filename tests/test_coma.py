@@ -26,7 +26,10 @@ def test_targets_match_a_loop_over_steps(recurrent, team_reward):
     _, batch, _ = training.rollout(env, learner, run, length=8)
     terminated = jnp.zeros((8, 4, 2), bool).at[3, :, 0].set(True).at[5, 1].set(True)
     reward = batch.steps.reward + jnp.array([0.0, 1.0])
-    steps = batch.steps.replace(reward=reward, terminated=terminated)
+    alive = np.ones((8, 4, 2), bool)
+    alive[3:5, :, 0] = False
+    next_obs = batch.steps.next_obs.replace(agent_mask=jnp.asarray(alive))
+    steps = batch.steps.replace(reward=reward, terminated=terminated, next_obs=next_obs)
     assert batch.steps.last[:-1].any()
 
     # What would be done next where an episode or the rollout ends: drawn from the policy that acted, one step on.
@@ -45,7 +48,8 @@ def test_targets_match_a_loop_over_steps(recurrent, team_reward):
         q = values(state.target_params["critic"], obs, action[None], nets=nets, cfg=cfg)[0]
         value = np.take_along_axis(np.asarray(q), np.asarray(action)[..., None], -1)[..., 0]
         ends, now = np.asarray(terminated[t]), np.asarray(reward[t])
-        if team_reward == "mean":  # the team goes on while anybody does
+        if team_reward == "mean":  # the team goes on while anybody does, with the values of those who do
+            value = np.where(alive[t], value, value[:, ::-1])
             ends, now = ends.all(-1, keepdims=True), now.mean(-1, keepdims=True)
         after = now + 0.9 * ~ends * np.where(cut[:, None], value, 0.2 * value + 0.8 * after)
         targets[t] = after

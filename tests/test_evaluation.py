@@ -42,7 +42,7 @@ def test_episodes_that_never_end_are_cut_off_at_the_specs_limit():
 
 
 def test_without_an_end_in_sight_a_limit_is_asked_for():
-    with pytest.raises(ValueError, match="max_steps=None must be at least 1, .* spec of drift"):
+    with pytest.raises(ValueError, match=r"max_steps=None must be at least 1, .* spec of drift"):
         play(endless(None))
     with pytest.raises(ValueError, match="max_steps=-3 must be at least 1"):
         play(endless(None), max_steps=-3)

@@ -131,10 +131,17 @@ def test_environment_steps_are_counted_up_to_the_largest_number():
         assert int(training.rollout(env, learner, there, length=2)[0].env_steps) == after
 
 
+def test_loops_refuse_learners_of_the_other_kind():
+    with pytest.raises(ValueError, match="vdn learns from replay: run it with off_policy and a buffer"):
+        jmarl.on_policy(CLIMBING, jmarl.vdn, num_envs=2, rollout_length=2).init(jax.random.key(0), SMALL)
+    with pytest.raises(ValueError, match="ippo learns from rollouts that it has just made: run it with on_policy"):
+        small_loop(jmarl.ippo).init(jax.random.key(0), jmarl.PPOConfig())
+
+
 def test_bad_loops():
     with pytest.raises(ValueError, match="num_resets=0 must be at least 1"):
         jax.eval_shape(small_loop(num_resets=0).init, jax.random.key(0), SMALL)
-    with pytest.raises(ValueError, match="learning_rate=0.001 is one value, and a sweep is over several"):
+    with pytest.raises(ValueError, match=r"learning_rate=0\.001 is one value, and a sweep is over several"):
         jmarl.sweep(SMALL, learning_rate=1e-3)
     with pytest.raises(ValueError, match="num_updates=0 must be at least 1"):
         small_loop(num_updates=0)

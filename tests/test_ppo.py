@@ -420,7 +420,11 @@ def test_sequences_that_do_not_divide_are_refused():
         ({"action_low": ((-np.inf,) * 2,) * 2}, {}, "c has the action bounds .*: give its spec finite ones"),
         ({"action_low": None}, {}, "c has the action bounds None to"),
         ({"state_shape": (0,)}, {"critic_view": "state_id"}, r"c has state_shape=\(0,\): use independent ones"),
-        ({"obs_shape": (4, 4, 2), "obs_sizes": ()}, {"critic_view": "state_obs"}, "read vectors here, but c has images"),
+        (
+            {"obs_shape": (4, 4, 2), "obs_sizes": ()},
+            {"critic_view": "state_obs"},
+            "read vectors here, but c has images",
+        ),
     ],
 )
 def test_specs_that_networks_cannot_read_are_refused(changes, options, message):

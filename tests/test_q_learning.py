@@ -352,6 +352,9 @@ def test_a_teams_return_goes_on_while_any_agent_does(kind, reward, ends):
     assert rewards.tolist() == [[reward]] and terminated.tolist() == [[ends]]
     both = steps.replace(terminated=jnp.ones((1, 1, 2), bool))
     assert replayed.rewards_and_ends(both, kind)[1].all()
+    value, alive = jnp.array([[[7.0, 3.0, 5.0]]]), jnp.array([[[False, True, True]]])
+    went_on = [[[7.0, 3.0, 5.0]]] if kind == "individual" else [[[4.0, 3.0, 5.0]]]
+    assert replayed.values_of_all(value, alive, kind).tolist() == went_on
 
 
 def test_target_network_is_copied_every_few_steps_or_follows_slowly():

@@ -22,7 +22,7 @@ from flax import struct
 from jaxtyping import Array
 
 from jmarl import batching, losses, networks, optim, parallel
-from jmarl.learners import replayed
+from jmarl.learners import checks, replayed
 from jmarl.networks import actor_critic, heads
 from jmarl.types import Carry, EnvSpec, Learner, Metrics, Network, Numeric, Params, TrainState, Trajectory, static
 
@@ -140,8 +140,9 @@ def returns(target_critic: Params, batch: Trajectory, next_action: Array, *, net
       next_action: what was done next, `[L, M, N]`; where the episode or the batch ends, what could have been.
       nets, cfg: as for `coma_loss`.
     """
-    steps = batch.steps
+    steps: Any = batch.steps
     next_q = losses.select(values(target_critic, steps.next_obs, next_action, nets=nets, cfg=cfg), next_action)
+    next_q = replayed.values_of_all(next_q, steps.next_obs.agent_mask, cfg.team_reward)
     reward, terminated = replayed.rewards_and_ends(steps, cfg.team_reward)
     discount = jnp.asarray(cfg.gamma * (1.0 - terminated))
     ends = steps.last
@@ -246,7 +247,7 @@ def coma(spec: EnvSpec, cfg: COMAConfig, nets: COMANets | None = None) -> Learne
         metrics["learning_rate"] = jnp.asarray(rates["actor"](state.step), jnp.float32)
         return state, metrics
 
-    return Learner(init, nets.actor.init_carry, act, greedy, update)
+    return Learner(init, nets.actor.init_carry, act, greedy, update, learns_from="rollouts")
 
 
 # ----------------------------------------------------------------------------------------------------- the parts
@@ -282,4 +283,4 @@ def _validate(spec: EnvSpec, cfg: COMAConfig) -> None:
             f"use mappo or masac, or a discrete version of the environment."
         )
     options = {"returns": ("td_lambda", "n_step"), "critic_view": ("state", "state_obs")}
-    replayed.validate(spec, cfg, options)
+    checks.validate(cfg, options)

@@ -28,7 +28,7 @@ from flax import struct
 from jaxtyping import Array
 
 from jmarl import exploration, losses, networks, optim, parallel
-from jmarl.learners import replayed
+from jmarl.learners import checks, replayed
 from jmarl.networks import actor_critic, heads
 from jmarl.types import EnvSpec, Learner, Metrics, Network, Numeric, Params, TrainState, Trajectory, static
 
@@ -127,7 +127,8 @@ def ddpg_critic_loss(
     next_q = x.next("critic", target_params, (x.obs, taken), (x.next_obs, ahead))
     reward, terminated = replayed.rewards_and_ends(x.steps, cfg.team_reward)
     discount = cfg.gamma * (1.0 - terminated)
-    target = jax.lax.stop_gradient(reward + discount * losses.clipped_double_q(next_q))
+    next_value = replayed.values_of_all(losses.clipped_double_q(next_q), x.next_obs.agent_mask, cfg.team_reward)
+    target = jax.lax.stop_gradient(reward + discount * next_value)
     q = x.now("critic", params, (x.obs, taken))
     error = losses.value_loss(q, jnp.broadcast_to(target, q.shape), huber_delta=cfg.huber_delta)
     loss = replayed.mean_loss(error, x.mask, cfg.sharing)
@@ -176,8 +177,8 @@ def iddpg(spec: EnvSpec, cfg: DDPGConfig, nets: DDPGNets | None = None) -> Learn
       cfg: hyperparameters.
       nets: your own networks; by default `default_nets(spec, cfg)`.
     """
-    replayed.validate(spec, cfg, {"noise": ("gaussian", "ornstein_uhlenbeck"), "actor_q": ("first", "mean", "min")})
-    replayed.require(cfg, ("gumbel_temperature",), lambda x: x > 0, "be positive: logits are divided by it")
+    checks.validate(cfg, {"noise": ("gaussian", "ornstein_uhlenbeck"), "actor_q": ("first", "mean", "min")})
+    checks.require(cfg, ("gumbel_temperature",), lambda x: x > 0, "be positive: logits are divided by it")
     nets = default_nets(spec, cfg) if nets is None else nets
     code = nets.code
     noise_scale = optim.schedule(cfg.noise_schedule, cfg.noise_start, cfg.noise_end, cfg.noise_steps)
@@ -223,7 +224,7 @@ def iddpg(spec: EnvSpec, cfg: DDPGConfig, nets: DDPGNets | None = None) -> Learn
         state, metrics = update_with(state, batch, smoothing, None)
         return state, {**metrics, "noise": jnp.asarray(noise_scale(state.env_steps), jnp.float32)}
 
-    return Learner(init, init_carry, act, greedy, update)
+    return Learner(init, init_carry, act, greedy, update, learns_from="replay")
 
 
 def maddpg(spec: EnvSpec, cfg: DDPGConfig, nets: DDPGNets | None = None) -> Learner:

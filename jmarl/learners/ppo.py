@@ -27,6 +27,7 @@ from flax import struct
 from jaxtyping import Array
 
 from jmarl import batching, losses, networks, normalize, optim, parallel
+from jmarl.learners import checks
 from jmarl.networks import actor_critic
 from jmarl.types import (
     Carry,
@@ -186,7 +187,7 @@ def ippo(spec: EnvSpec, cfg: PPOConfig, nets: Nets | None = None) -> Learner:
     >>> sorted(state.params)
     ['actor', 'critic']
     """
-    _validate(spec, cfg)
+    _validate(cfg)
     nets = default_nets(spec, cfg) if nets is None else nets
     model, model_step = nets.model, networks.one_step(parallel.split_network(nets.model))
 
@@ -281,7 +282,7 @@ def ippo(spec: EnvSpec, cfg: PPOConfig, nets: Nets | None = None) -> Learner:
         metrics["learning_rate"] = jnp.asarray(learning_rate(state.step), jnp.float32)
         return state, metrics
 
-    return Learner(init, model.init_carry, act, greedy, update)
+    return Learner(init, model.init_carry, act, greedy, update, learns_from="rollouts")
 
 
 def mappo(spec: EnvSpec, cfg: PPOConfig, nets: Nets | None = None) -> Learner:
@@ -350,37 +351,14 @@ def _optimizer(cfg: PPOConfig, learning_rate: optim.Schedule) -> optax.GradientT
     own_norm = cfg.max_grad_norm if cfg.clip_separately else None
     parts = {name: optim.optimizer(rate, eps=cfg.adam_eps, max_grad_norm=own_norm) for name, rate in rates.items()}
     both = optax.partition(parts, {name: name for name in parts})
-    return both if cfg.clip_separately else optax.chain(optax.clip_by_global_norm(cfg.max_grad_norm), both)
+    if cfg.clip_separately or cfg.max_grad_norm is None:
+        return both
+    return optax.chain(optax.clip_by_global_norm(cfg.max_grad_norm), both)
 
 
-def _validate(spec: EnvSpec, cfg: PPOConfig) -> None:
-    """Static facts only: leaves may be tracers."""
-    for name in ("num_epochs", "num_minibatches", "cell_size", "recurrent_length"):
-        value = getattr(cfg, name)
-        if value is not None and value < 1:
-            raise ValueError(f"{name}={value} must be at least 1.")
-    for name in ("hidden_sizes", "head_sizes"):
-        if any(size < 1 for size in getattr(cfg, name)):
-            raise ValueError(f"{name}={getattr(cfg, name)} must hold positive widths.")
-    for name in ("gamma", "gae_lambda", "value_norm_beta"):
-        value = getattr(cfg, name)
-        if isinstance(value, int | float) and not 0 <= value <= 1:
-            raise ValueError(f"{name}={value} must lie in [0, 1].")
-    for name in ("clip_eps", "value_clip_eps", "huber_delta", "learning_rate", "critic_learning_rate", "max_grad_norm"):
-        value = getattr(cfg, name)
-        if isinstance(value, int | float) and value < 0:
-            raise ValueError(f"{name}={value} must not be negative.")
-    options = {
-        "normalize_advantage": ("all", "agent", "none"),
-        "activation": tuple(networks.ACTIVATIONS),
-        "kernel_init": tuple(networks.INITIALIZERS),
-        "cell": tuple(networks.CELLS),
-        "critic_view": actor_critic.CRITIC_VIEWS,
-        "sharing": networks.SHARING,
-    }
-    for name, allowed in options.items():
-        if getattr(cfg, name) not in allowed:
-            raise ValueError(f"{name}={getattr(cfg, name)!r} is unknown: choose one of {', '.join(allowed)}.")
+def _validate(cfg: PPOConfig) -> None:
+    options = {"normalize_advantage": ("all", "agent", "none"), "critic_view": actor_critic.CRITIC_VIEWS}
+    checks.validate(cfg, options)
     if cfg.shared_torso and cfg.critic_view != "obs":
         raise ValueError(
             f"shared_torso=True needs critic_view='obs', got {cfg.critic_view!r}: actor and critic must read the same."

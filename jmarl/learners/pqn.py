@@ -30,7 +30,7 @@ class PQNConfig:
     learning_rate_schedule: str = static("constant")  # constant, linear or exponential, in optimiser steps
     num_updates: Numeric | None = None  # calls of update until schedules end; None: make_train and run fill it in
     adam_eps: Numeric = 1e-5  # added to Adam's denominator
-    max_grad_norm: Numeric = 1.0  # global norm to which gradients are clipped
+    max_grad_norm: Numeric | None = 1.0  # global norm to which gradients are clipped; None: never
     gamma: Numeric = 0.9  # discount
     lambda_: Numeric = 0.3  # mixes one-step (0) and Monte Carlo (1) returns
     team_reward: str = static("sum")  # sum or mean of the agents' rewards
@@ -127,4 +127,4 @@ def pqn_vdn(spec: EnvSpec, cfg: PQNConfig, agent: Network | None = None) -> Lear
         metrics["learning_rate"] = jnp.asarray(learning_rate(state.step), jnp.float32)
         return state, metrics
 
-    return Learner(init, agent.init_carry, act, greedy, update)
+    return Learner(init, agent.init_carry, act, greedy, update, learns_from="rollouts")

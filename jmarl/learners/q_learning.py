@@ -23,7 +23,7 @@ from flax import struct
 from jaxtyping import Array
 
 from jmarl import exploration, losses, networks, normalize, optim, parallel
-from jmarl.learners import replayed
+from jmarl.learners import checks, replayed
 from jmarl.networks import actor_critic, mixers
 from jmarl.networks.mixers import Mixer
 from jmarl.types import EnvSpec, Learner, Metrics, Network, Numeric, Params, TrainState, Trajectory, static
@@ -140,6 +140,8 @@ def values_and_targets(
     next_value = losses.next_q(next_q if cfg.double_q else target_next_q, target_next_q, steps.next_obs.action_mask)
 
     if nets.mixer is None:
+        old_value = replayed.values_of_all(old_value, steps.obs.agent_mask, cfg.team_reward)
+        next_value = replayed.values_of_all(next_value, steps.next_obs.agent_mask, cfg.team_reward)
         reward, terminated = replayed.rewards_and_ends(steps, cfg.team_reward)
         mask = weight[..., None] * steps.obs.agent_mask
     else:
@@ -264,7 +266,7 @@ def learner(cfg: Any, agent: Network, init_params: Any, loss: Any, *, is_indepen
             params=params, target_params=target_params, opt_state=opt_state, step=step, extras=extras
         ), metrics
 
-    return Learner(init, agent.init_carry, act, greedy, update)
+    return Learner(init, agent.init_carry, act, greedy, update, learns_from="replay")
 
 
 def acting(agent: Network, epsilon: optim.Schedule):
@@ -344,4 +346,4 @@ def validate(spec: EnvSpec, cfg: Any, is_team: bool = False, **options: tuple[st
         "team_reward": ("sum", "mean") if is_team else ("individual", "sum", "mean"),
         "next_agent_mask": ("next", "current"),
     }
-    replayed.validate(spec, cfg, {**shared, **options})
+    checks.validate(cfg, {**shared, **options})

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -258,6 +258,16 @@ def rewards_and_ends(steps: Transition, kind: str | None) -> tuple[Array, Array]
     return reward, terminated
 
 
+def values_of_all(value: Array, agent_mask: Array, kind: str | None) -> Array:
+    """Values `[L, M, N]` to go on with: where agents share a reward, an inactive one's is the mean of the active ones'.
+
+    All value the return of the team, and only those of active agents are learnt. Where nobody is active it is 0.
+    """
+    if kind in (None, "individual"):
+        return value
+    return jnp.where(agent_mask, value, losses.masked_mean(value, agent_mask, axis=-1)[..., None])
+
+
 def mean_loss(x: Array, mask: Array, sharing: str) -> Array:
     """Weighted mean of `x` `[.., L, M, N]`, summed over axes before; `mask` `[L, M, N]` holds the weights.
 
@@ -272,58 +282,3 @@ def optimizer(cfg: Any, rate: optim.Schedule) -> optax.GradientTransformation:
     """Clipped Adam, one for each agent where each has parameters of its own."""
     shared = optim.optimizer(rate, eps=cfg.adam_eps, max_grad_norm=cfg.max_grad_norm)
     return optim.per_agent(shared) if cfg.sharing == "per_agent" else shared
-
-
-_WIDTHS = ("hidden_sizes", "head_sizes", "critic_sizes", "mixer_hypernet_sizes", "central_sizes")
-_SCHEDULES = ("constant", "linear", "exponential")
-
-
-def validate(spec: EnvSpec, cfg: Any, options: dict[str, tuple[Any, ...]]) -> None:
-    """Static facts of a config, and numbers that are not tracers; `options` are the learner's own."""
-    options = {
-        "other_actions": ("stored", "current", "joint"),
-        "critic_view": ("obs", "state", "state_obs"),
-        "team_reward": ("individual", "sum", "mean"),
-        "learning_rate_schedule": _SCHEDULES,
-        "epsilon_schedule": _SCHEDULES,
-        "noise_schedule": _SCHEDULES,
-        "activation": tuple(networks.ACTIVATIONS),
-        "kernel_init": tuple(networks.INITIALIZERS),
-        "cell": tuple(networks.CELLS),
-        "sharing": networks.SHARING,
-        **options,
-    }
-    for name, field in cfg.__dataclass_fields__.items():
-        value = getattr(cfg, name)
-        if value is None and field.default is not None and type(None) not in get_args(field.type):
-            raise ValueError(f"{name}=None has no meaning: leave it out for {field.default!r}.")
-        if value is not None and value not in options.get(name, (value,)):
-            raise ValueError(f"{name}={value!r} is unknown here: choose one of {', '.join(options[name])}.")
-        if name in _WIDTHS and not isinstance(value, tuple | list):
-            raise ValueError(f"{name}={value!r} must hold one width for each layer: write {name}=({value},) for one.")
-        if name in _WIDTHS and any(size < 1 for size in value):
-            raise ValueError(f"{name}={value} must hold positive widths.")
-
-    counts = ("n_step", "num_critics", "num_epochs", "num_minibatches", "policy_delay", "target_update_interval")
-    sizes = ("cell_size", "mixer_embed_size", "recurrent_length")
-    shares = ("gamma", "tau", "lambda_", "epsilon_start", "epsilon_end", "standardize_beta")
-    deviations = ("noise_start", "noise_end", "target_noise", "target_noise_clip")
-    require(cfg, (*counts, *sizes), lambda x: x >= 1, "be at least 1")
-    require(cfg, shares, lambda x: 0 <= x <= 1, "lie in [0, 1]")
-    require(cfg, deviations, lambda x: x >= 0, "not be negative: choose 0 for no noise")
-    require(cfg, ("mixer_scale",), lambda x: x > 0, "be positive: weights that start at 0 together never learn")
-    for kind in ("epsilon", "noise"):
-        if getattr(cfg, f"{kind}_schedule", None) == "exponential":
-            rule = "be positive for an exponential schedule, which never gets to 0: choose linear, or a small number"
-            require(cfg, (f"{kind}_start", f"{kind}_end"), lambda x: x > 0, rule)
-    burn_in = getattr(cfg, "burn_in", 0)
-    if burn_in < 0 or (burn_in and not cfg.recurrent):
-        raise ValueError(f"burn_in={burn_in} warms up recurrent networks: set recurrent=True, or burn_in=0.")
-
-
-def require(cfg: Any, names: tuple[str, ...], is_right: Callable[[Any], bool], rule: str) -> None:
-    """What these fields must be, where a config has them: `rule` follows the word "must". Tracers cannot be asked."""
-    for name in names:
-        value = getattr(cfg, name, None)
-        if isinstance(value, int | float) and not is_right(value):
-            raise ValueError(f"{name}={value} must {rule}.")

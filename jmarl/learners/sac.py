@@ -30,7 +30,7 @@ from flax import struct
 from jaxtyping import Array
 
 from jmarl import losses, networks, optim, parallel
-from jmarl.learners import replayed
+from jmarl.learners import checks, replayed
 from jmarl.networks import actor_critic, heads
 from jmarl.types import EnvSpec, Learner, Metrics, Network, Numeric, Params, TrainState, Trajectory, static
 
@@ -123,6 +123,7 @@ def sac_critic_loss(
         q = losses.select(q, jnp.broadcast_to(x.steps.action, q.shape[:-1]))
     else:
         next_value = losses.soft_value(next_q, log_prob, alpha)
+    next_value = replayed.values_of_all(next_value, x.next_obs.agent_mask, cfg.team_reward)
     reward, terminated = replayed.rewards_and_ends(x.steps, cfg.team_reward)
     target = jax.lax.stop_gradient(reward + cfg.gamma * (1.0 - terminated) * next_value)
     error = losses.value_loss(q, jnp.broadcast_to(target, q.shape), huber_delta=cfg.huber_delta)
@@ -231,7 +232,7 @@ def isac(spec: EnvSpec, cfg: SACConfig, nets: SACNets | None = None) -> Learner:
         next_noise, noise = draw(key, (2, *shape))
         return update_with(state, batch, next_noise, noise)
 
-    return Learner(init, init_carry, act, greedy, update)
+    return Learner(init, init_carry, act, greedy, update, learns_from="replay")
 
 
 def masac(spec: EnvSpec, cfg: SACConfig, nets: SACNets | None = None) -> Learner:
@@ -381,11 +382,11 @@ def _validate(spec: EnvSpec, cfg: SACConfig) -> None:
         "update_order": ("critic_first", "actor_first", "simultaneous"),
         "action_distribution": ("tanh_normal", "gaussian"),
     }
-    replayed.validate(spec, cfg, options)
-    replayed.require(cfg, ("alpha",), lambda x: x > 0, "be positive: it is a temperature, and its logarithm is kept")
+    checks.validate(cfg, options)
+    checks.require(cfg, ("alpha",), lambda x: x > 0, "be positive: it is a temperature, and its logarithm is kept")
     above = f"lie above log_std_min={cfg.log_std_min}: they are the bounds of the log deviation"
     if isinstance(cfg.log_std_min, int | float):
-        replayed.require(cfg, ("log_std_max",), lambda x: x > cfg.log_std_min, above)
+        checks.require(cfg, ("log_std_max",), lambda x: x > cfg.log_std_min, above)
     target = cfg.target_entropy
     if isinstance(target, (int, float, np.ndarray)) and np.any(np.sign(target) == (-1 if spec.is_discrete else 1)):
         kind, usual = ("discrete", "positive") if spec.is_discrete else ("continuous", "negative")

@@ -22,7 +22,7 @@ from flax import struct
 from jaxtyping import Array
 
 from jmarl import losses, normalize
-from jmarl.learners import q_learning, replayed
+from jmarl.learners import checks, q_learning, replayed
 from jmarl.learners.q_learning import QConfig
 from jmarl.networks import mixers
 from jmarl.networks.mixers import Mixer
@@ -181,7 +181,7 @@ def _learner(spec: EnvSpec, cfg: WQMIXConfig, nets: WQMIXNets | None, variant: s
             f"cw_qmix and ow_qmix take a WQMIXConfig, got {type(cfg).__name__}: iql, vdn and qmix take that one."
         )
     q_learning.validate(spec, cfg, is_team=True, condition=("online", "target"))
-    replayed.require(cfg, ("alpha",), lambda x: 0 < x <= 1, "lie in (0, 1]: it is a weight beside those of 1")
+    checks.require(cfg, ("alpha",), lambda x: 0 < x <= 1, "lie in (0, 1]: it is a weight beside those of 1")
     if not cfg.central_sizes:
         raise ValueError("central_sizes=() must hold at least one width: the central value is a network.")
     if cfg.returns != "td":
