@@ -375,7 +375,7 @@ BAD = {
     "action_distribution='gaussian' does not fit the discrete actions": {"action_distribution": "gaussian"},
     "learning_rate_end=0.0 must be positive": {"learning_rate_schedule": "exponential"},
     "ent_coef=0.0 must be positive": {"ent_coef": 0.0, "ent_coef_end": 0.1, "ent_coef_schedule": "exponential"},
-    "learning_rate_schedule='linaer' is unknown here: choose one of constant, linear": {"learning_rate_schedule": "linaer"},
+    "learning_rate_schedule='linaer' is unknown here: choose one of constant": {"learning_rate_schedule": "linaer"},
     "gamma=99 must lie in": {"gamma": 99},
     "clip_eps=-1.0 must not be negative": {"clip_eps": -1.0},
 }
