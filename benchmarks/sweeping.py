@@ -107,8 +107,6 @@ def resume(folder: Path) -> Path:
     """Goes on with a sweep that was stopped or killed; one that is complete stays as it is."""
     try:
         status = json.loads((folder / STATUS).read_text())
-        if isinstance(status, list):  # words alone, as they were written at first
-            status = {"words": status, "is_complete": False}
         words, is_complete = status["words"], status["is_complete"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{folder} holds no sweep to go on with: its {STATUS} cannot be read ({error}).") from error
