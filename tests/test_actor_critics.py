@@ -491,7 +491,7 @@ def test_maa2c_coordinates():
 
 def test_infinite_bounds_are_refused():
     spec = CONTINUOUS._replace(action_high=((np.inf,), (1.0,)))
-    with pytest.raises(ValueError, match="continuous has infinite action bounds"):
+    with pytest.raises(ValueError, match="continuous has no finite action bounds, but"):
         jmarl.maddpg(spec, DDPGConfig())
 
 

@@ -417,8 +417,8 @@ def test_sequences_that_do_not_divide_are_refused():
 @pytest.mark.parametrize(
     ("changes", "options", "message"),
     [
-        ({"action_low": ((-np.inf,) * 2,) * 2}, {}, "c has the action bounds .*: give its spec finite ones"),
-        ({"action_low": None}, {}, "c has the action bounds None to"),
+        ({"action_low": ((-np.inf,) * 2,) * 2}, {}, "c has no finite action bounds, but .*: give some to its spec"),
+        ({"action_low": None}, {}, "c has no finite action bounds, but None to"),
         ({"state_shape": (0,)}, {"critic_view": "state_id"}, r"c has state_shape=\(0,\): use independent ones"),
         (
             {"obs_shape": (4, 4, 2), "obs_sizes": ()},

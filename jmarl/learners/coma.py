@@ -170,9 +170,7 @@ def coma(spec: EnvSpec, cfg: COMAConfig, nets: COMANets | None = None) -> Learne
     _validate(spec, cfg)
     nets = default_nets(spec, cfg) if nets is None else nets
     actor_step = networks.one_step(nets.actor)
-    epsilon = optim.schedule(
-        cfg.epsilon_schedule, cfg.epsilon_start, cfg.epsilon_end, cfg.epsilon_steps, name="epsilon"
-    )
+    epsilon = optim.schedule(cfg.epsilon_schedule, cfg.epsilon_start, cfg.epsilon_end, cfg.epsilon_steps)
     steps_per_update = cfg.num_epochs * cfg.num_minibatches
     rates = {
         "actor": optim.learning_rate(cfg, steps_per_update=steps_per_update),

@@ -77,9 +77,7 @@ def pqn_vdn(spec: EnvSpec, cfg: PQNConfig, agent: Network | None = None) -> Lear
     """
     q_learning.validate(spec, cfg, is_team=True)
     agent = q_learning.q_network(spec, cfg) if agent is None else agent
-    epsilon = optim.schedule(
-        cfg.epsilon_schedule, cfg.epsilon_start, cfg.epsilon_end, cfg.epsilon_steps, name="epsilon"
-    )
+    epsilon = optim.schedule(cfg.epsilon_schedule, cfg.epsilon_start, cfg.epsilon_end, cfg.epsilon_steps)
     learning_rate = optim.learning_rate(cfg, steps_per_update=cfg.num_epochs * cfg.num_minibatches)
     optimizer = optim.optimizer(learning_rate, eps=cfg.adam_eps, max_grad_norm=cfg.max_grad_norm)
     act_epsilon_greedily, greedy = q_learning.acting(agent, epsilon)

@@ -110,14 +110,9 @@ def action_code(spec: EnvSpec) -> ActionCode:
             is_discrete=True,
             is_real=is_real,
         )
-    bounds = np.asarray([spec.action_low, spec.action_high], float)
-    if not np.isfinite(bounds).all():
-        raise ValueError(
-            f"{spec.name} has infinite action bounds, {spec.action_low} to {spec.action_high}: give its spec finite "
-            f"ones, since actors end in a tanh that is stretched to them."
-        )
+    low, high = actor_critic.action_bounds(spec)
     # Strongly typed in the precision of the moment.
-    centre, half = jnp.asarray(bounds.mean(0), float), jnp.asarray((bounds[1] - bounds[0]) / 2, float)
+    centre, half = jnp.asarray((low + high) / 2, float), jnp.asarray((high - low) / 2, float)
     return ActionCode(
         encode=lambda action: jnp.where(is_real, (action - centre) / half, 0.0),
         decode=lambda code: centre + half * code,

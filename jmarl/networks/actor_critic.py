@@ -97,8 +97,8 @@ def action_bounds(spec: EnvSpec) -> tuple[np.ndarray, np.ndarray]:
     low, high = (np.asarray(bound, float) for bound in (spec.action_low, spec.action_high))
     if not (np.isfinite(low).all() and np.isfinite(high).all()):
         raise ValueError(
-            f"{spec.name} has the action bounds {spec.action_low} to {spec.action_high}: give its spec finite ones, "
-            f"since the actions of policies are stretched to them."
+            f"{spec.name} has no finite action bounds, but {spec.action_low} to {spec.action_high}: give some to its "
+            f"spec, since the actions of policies are stretched to them."
         )
     return low, high
 
