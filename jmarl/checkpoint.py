@@ -22,6 +22,7 @@ import os
 import re
 import shutil
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -95,10 +96,12 @@ class Writer:
         if step in steps(self.folder):
             raise FileExistsError(f"{self.folder} holds a checkpoint {step} already.")
         leaves = _by_name(tree)
-        arrays = {name: self._copy(name, jax.random.key_data(x) if _is_key(x) else x) for name, x in leaves.items()}
+        with ThreadPoolExecutor() as threads:  # training waits for it, so that all cores are free
+            arrays = dict(zip(leaves, threads.map(self._copy, leaves, leaves.values()), strict=True))
+            checksums = dict(zip(leaves, threads.map(_checksum, arrays.values()), strict=True))
         facts = {
             "format": _FORMAT,
-            "leaves": {name: _leaf(x)._replace(crc32=_checksum(arrays[name])) for name, x in leaves.items()},
+            "leaves": {name: _leaf(x)._replace(crc32=checksums[name]) for name, x in leaves.items()},
             "info": info,
         }
         args = self._ocp.args
@@ -118,6 +121,7 @@ class Writer:
         A copy, since on a CPU NumPy gets a view of a buffer that the next iteration may overwrite; device by device,
         since JAX would first put the parts together in fresh memory.
         """
+        x = jax.random.key_data(x) if _is_key(x) else x
         memory = self._memory.get(name)
         if memory is None or (memory.shape, memory.dtype) != (x.shape, x.dtype):
             memory = self._memory[name] = np.empty(x.shape, x.dtype).view(_Copy)
