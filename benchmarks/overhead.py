@@ -4,8 +4,8 @@
 
 Each is the preset's run on MPE simple_spread, in a process of its own, cut off after `--seconds` of training; all ways
 in turn. All sinks: the extras tensorboard and wandb are needed. One JSON object comes out: for each algorithm and way
-what it costs in wall time and in CPU time for each step (which other work on the machine disturbs less), from medians;
-and per round the cores that other processes used: W&B's are among them.
+what it costs in wall time and in CPU time for each step (which other work on the machine disturbs less), in each round
+and the median of them; and per round the cores that other processes used: W&B's are among them.
 """
 
 import json
@@ -67,16 +67,16 @@ def compare(algorithm: str, rounds: int, seconds: float) -> dict[str, Any]:
     """All in turn, `rounds` times."""
     results = measure_in_turn(__file__, [algorithm, "--seconds", str(seconds)], WAYS, rounds)
 
-    def median(way, name):
-        return statistics.median(row[name] for row in results[way])
-
-    overhead = {
-        way: {
-            "wall": median("bare", "steps_per_s") / median(way, "steps_per_s") - 1.0,
-            "cpu": median(way, "cpu_s_per_step") / median("bare", "cpu_s_per_step") - 1.0,
+    def cost(way: str) -> dict[str, Any]:
+        """Against the same round's bare run: the machine's speed differs more between rounds than the ways do."""
+        pairs = list(zip(results["bare"], results[way], strict=True))
+        costs = {
+            "wall": [bare["steps_per_s"] / row["steps_per_s"] - 1.0 for bare, row in pairs],
+            "cpu": [row["cpu_s_per_step"] / bare["cpu_s_per_step"] - 1.0 for bare, row in pairs],
         }
-        for way in WAYS[1:]
-    }
+        return {name: {"median": statistics.median(of), "rounds": of} for name, of in costs.items()}
+
+    overhead = {way: cost(way) for way in WAYS[1:]}
     return {"algorithm": algorithm, "overhead": overhead, "rounds": results}
 
 
