@@ -2,12 +2,14 @@
 
 import ast
 import importlib.util
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 PATH = Path(__file__).parents[1] / "examples" / "composing.py"
+NOTEBOOK = PATH.with_name("quickstart.ipynb")
 
 
 @pytest.fixture(scope="module")
@@ -44,3 +46,29 @@ def test_a_network_of_your_own(composing):
 def test_an_environment_of_your_own(composing):
     returns = composing.an_environment_of_your_own()
     assert returns[-1] > 0.5 * returns[0]  # both negative: less than half as far apart
+
+
+def test_the_notebook_runs(monkeypatch):
+    """Its cells in order, with fewer iterations, seeds and environments."""
+    import matplotlib.pyplot as plt
+
+    plt.switch_backend("agg")
+    monkeypatch.setattr(plt, "show", plt.close)
+    cells = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
+    shown = [output["output_type"] for cell in cells for output in cell["outputs"]]
+    assert shown.count("display_data") == 4 and "error" not in shown  # it was run before it was committed
+    code = "\n".join("".join(cell["source"]) for cell in cells)
+    for there, here in {
+        "NUM_ITERATIONS = 150": "NUM_ITERATIONS = 2",
+        "NUM_SHORT = 30": "NUM_SHORT = 2",
+        "jax.random.key(0), 4)": "jax.random.key(0), 2)",
+        "num_envs=64": "num_envs=4",
+        "num_episodes=128": "num_episodes=4",
+    }.items():
+        assert there in code
+        code = code.replace(there, here)
+    names = {}
+    exec(code, names)
+    assert names["scores"].shape == (2,)
+    assert names["sweep"]["train/return_sum"].shape == (3, 2, 2)
+    assert names["moves"].shape == (3, 2, 2)
