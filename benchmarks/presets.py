@@ -76,6 +76,15 @@ class Preset(NamedTuple):
     replay: Replay | None = None
 
 
+def task(env: str) -> dict[str, Any]:
+    """What an environment is made with, whoever learns in it."""
+    if "SMAX" in env:
+        return {"map_name": "3m"}
+    if env.startswith("overcooked"):
+        return {"layout": "cramped_room", "flatten": True, "shaped_reward": 1.0}
+    return {}
+
+
 def mpe(algorithm: str, env: str = "MPE_simple_spread_v3") -> Preset:
     """Multi-particle environments. The reward depends on the present, so a short horizon learns fastest.
 
@@ -108,14 +117,13 @@ def smax(algorithm: str, env: str = "HeuristicEnemySMAX") -> Preset:
         head_sizes=(128,),
         recurrent=True,
     )
-    return Preset(env, config, {"map_name": "3m"}, num_envs=128, rollout_length=128, total_steps=3_000_000)
+    return Preset(env, config, task(env), num_envs=128, rollout_length=128, total_steps=3_000_000)
 
 
 def overcooked(algorithm: str, env: str = "overcooked") -> Preset:
     """Two cooks, by default in a cramped room, views flattened, shaped reward in training."""
     config = PPOConfig(learning_rate=5e-4, learning_rate_schedule="linear", ent_coef=0.01)
-    kwargs = {"layout": "cramped_room", "flatten": True, "shaped_reward": 1.0}
-    return Preset(env, config, kwargs, num_envs=64, rollout_length=128, eval_episodes=16)
+    return Preset(env, config, task(env), num_envs=64, rollout_length=128, eval_episodes=16)
 
 
 def hanabi(algorithm: str, env: str = "hanabi") -> Preset:
@@ -185,7 +193,7 @@ def value_based(algorithm: str, env: str) -> Preset:
             learning_rate=1e-3, learning_rate_schedule="linear", epsilon_steps=100_000, hidden_sizes=(128, 128)
         )
         # With one network for all, marines that do not know who they are win fewer battles.
-        kwargs, replay = {"map_name": "3m", "agent_ids": True}, Replay(num_updates=8)
+        kwargs, replay = task(env) | {"agent_ids": True}, Replay(num_updates=8)
         return Preset(env, config, kwargs, num_envs=32, rollout_length=16, total_steps=2_000_000, replay=replay)
     # A rate that falls to 0, and copies of the target: without either CartPole is forgotten as often as it is learnt.
     config = config_class(
@@ -196,7 +204,7 @@ def value_based(algorithm: str, env: str) -> Preset:
         hidden_sizes=(120, 84),
     )
     replay = Replay(batch_size=128, num_updates=8, warmup_steps=1000)
-    return Preset(env, config, num_envs=16, rollout_length=4, total_steps=500_000, replay=replay)
+    return Preset(env, config, task(env), num_envs=16, rollout_length=4, total_steps=500_000, replay=replay)
 
 
 def quick(algorithm: str, env: str) -> Preset:
@@ -218,7 +226,7 @@ def pqn(env: str) -> Preset:
     config = PQNConfig(learning_rate=2e-3, learning_rate_schedule="linear", num_minibatches=8)
     if env.startswith("MPE_"):
         config = config.replace(gamma=0.85, lambda_=0.6, epsilon_end=0.05, epsilon_steps=100_000)
-    return Preset(env, config, num_envs=64, rollout_length=26, total_steps=2_000_000)
+    return Preset(env, config, task(env), num_envs=64, rollout_length=26, total_steps=2_000_000)
 
 
 def actor_critic(algorithm: str, env: str) -> Preset:
@@ -244,8 +252,8 @@ def actor_critic(algorithm: str, env: str) -> Preset:
         return Preset(env, config, kwargs, num_envs=32, rollout_length=26, total_steps=1_000_000, replay=replay)
     if "SMAX" in env:
         config = config.replace(learning_rate_schedule="linear", gamma=0.99, random_steps=5000, hidden_sizes=(128, 128))
-        kwargs, replay = {"map_name": "3m"}, Replay(num_updates=8)
-        return Preset(env, config, kwargs, num_envs=32, rollout_length=16, total_steps=1_000_000, replay=replay)
+        replay = Replay(num_updates=8)
+        return Preset(env, config, task(env), num_envs=32, rollout_length=16, total_steps=1_000_000, replay=replay)
     # gymnax, MABrax, JaxNav: one update for each step, as the papers do, in rounds.
     config = config.replace(
         learning_rate=1e-3,
@@ -256,7 +264,7 @@ def actor_critic(algorithm: str, env: str) -> Preset:
         hidden_sizes=(64, 64) if "-" in env else (256, 256),
     )
     replay = Replay(buffer_size=100_000, batch_size=128, num_updates=8, warmup_steps=1000)
-    return Preset(env, config, num_envs=8, rollout_length=1, total_steps=60_000, replay=replay)
+    return Preset(env, config, task(env), num_envs=8, rollout_length=1, total_steps=60_000, replay=replay)
 
 
 def counterfactual(env: str) -> Preset:
@@ -264,8 +272,7 @@ def counterfactual(env: str) -> Preset:
     config = COMAConfig(learning_rate=1e-3, learning_rate_schedule="linear", num_minibatches=4, num_epochs=4)
     if env.startswith("MPE_"):
         config = config.replace(gamma=0.85, team_reward="sum", normalize_advantage=True, ent_coef=0.003)
-    kwargs = {"map_name": "3m"} if "SMAX" in env else {}
-    return Preset(env, config, kwargs, num_envs=64, rollout_length=26, total_steps=2_000_000)
+    return Preset(env, config, task(env), num_envs=64, rollout_length=26, total_steps=2_000_000)
 
 
 def one_step(preset: Preset) -> Preset:
