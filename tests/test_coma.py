@@ -11,7 +11,8 @@ from jmarl.learners.coma import default_nets, values
 from jmarl.networks import heads
 
 
-@pytest.mark.parametrize(("recurrent", "team_reward"), [(False, "individual"), (True, "mean")])
+@pytest.mark.parametrize("team_reward", ["mean", "individual"])
+@pytest.mark.parametrize("recurrent", [False, True])
 def test_targets_match_a_loop_over_steps(recurrent, team_reward):
     """With episodes cut off on the way, an agent that dies first, and a target critic unlike the one that learns."""
     env = envs.matrix_game([[8.0, -12.0], [-12.0, 3.0]], num_steps=3)

@@ -3,13 +3,18 @@
 import ast
 import importlib.util
 import json
+import re
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
+import jmarl
+
 PATH = Path(__file__).parents[1] / "examples" / "composing.py"
 NOTEBOOK = PATH.with_name("quickstart.ipynb")
+README = PATH.parents[1] / "README.md"
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +53,16 @@ def test_an_environment_of_your_own(composing):
     assert returns[-1] > 0.5 * returns[0]  # both negative: less than half as far apart
 
 
+def run_smaller(code, changes):
+    """Runs code with some of its words changed, each of which must be there, and returns its names."""
+    for there, here in changes.items():
+        assert there in code
+        code = code.replace(there, here)
+    names = {}
+    exec(code, names)
+    return names
+
+
 def test_the_notebook_runs(monkeypatch):
     """Its cells in order, with fewer iterations, seeds and environments."""
     import matplotlib.pyplot as plt
@@ -57,18 +72,33 @@ def test_the_notebook_runs(monkeypatch):
     cells = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
     shown = [output["output_type"] for cell in cells for output in cell["outputs"]]
     assert shown.count("display_data") == 4 and "error" not in shown  # it was run before it was committed
-    code = "\n".join("".join(cell["source"]) for cell in cells)
-    for there, here in {
+    changes = {
         "NUM_ITERATIONS = 150": "NUM_ITERATIONS = 2",
         "NUM_SHORT = 30": "NUM_SHORT = 2",
         "jax.random.key(0), 4)": "jax.random.key(0), 2)",
         "num_envs=64": "num_envs=4",
         "num_episodes=128": "num_episodes=4",
-    }.items():
-        assert there in code
-        code = code.replace(there, here)
-    names = {}
-    exec(code, names)
+    }
+    names = run_smaller("\n".join("".join(cell["source"]) for cell in cells), changes)
     assert names["scores"].shape == (2,)
     assert names["sweep"]["train/return_sum"].shape == (3, 2, 2)
     assert names["moves"].shape == (3, 2, 2)
+
+
+def test_readme_examples_run(tmp_path, monkeypatch):
+    """The README's Python, in order, on an environment that compiles in no time and with fewer iterations."""
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    assert len(blocks) == 5
+    changes = {
+        'jmarl.make("MPE_simple_spread_v3")': "jmarl.envs.matrix_game([[1.0, 0.0], [0.0, 0.5]])",
+        "make_train(loop, 200)": "make_train(loop, 2)",
+        "make_train(q_loop, 100)": "make_train(q_loop, 2)",
+        "num_steps=1000": "num_steps=2",
+    }
+    monkeypatch.chdir(tmp_path)
+    names = run_smaller("\n".join(blocks), changes)
+    assert names["metrics"]["train/return_sum"].shape == (5, 8, 2)
+    assert (tmp_path / "metrics.csv").exists()
+    # An environment of one's own trains, though its spec says no more than it must.
+    own = jax.eval_shape(jmarl.make_train(names["own_loop"], 2), jax.random.key(0), names["cfg"])
+    assert own[1]["train/return_sum"].shape == (2,)

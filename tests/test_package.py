@@ -3,14 +3,12 @@
 import doctest
 import importlib
 import pkgutil
-import re
 import subprocess
 import sys
 import textwrap
 import zipfile
 from pathlib import Path
 
-import jax
 import pytest
 
 import jmarl
@@ -56,29 +54,6 @@ MODULES = [name for _, name, _ in pkgutil.walk_packages(jmarl.__path__, "jmarl."
 @pytest.mark.parametrize("name", MODULES)
 def test_docstring_examples_run(name):
     assert doctest.testmod(importlib.import_module(name)).failed == 0
-
-
-def test_readme_examples_run(tmp_path, monkeypatch):
-    """The README's Python, in order, on an environment that compiles in no time and with fewer iterations."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert len(blocks) == 5
-    code = "\n".join(blocks)
-    for there, here in {
-        'jmarl.make("MPE_simple_spread_v3")': "jmarl.envs.matrix_game([[1.0, 0.0], [0.0, 0.5]])",
-        "make_train(loop, 200)": "make_train(loop, 2)",
-        "make_train(q_loop, 100)": "make_train(q_loop, 2)",
-        "num_steps=1000": "num_steps=2",
-    }.items():
-        assert there in code
-        code = code.replace(there, here)
-    monkeypatch.chdir(tmp_path)
-    names = {}
-    exec(code, names)
-    assert names["metrics"]["train/return_sum"].shape == (5, 8, 2)
-    assert (tmp_path / "metrics.csv").exists()
-    # An environment of one's own trains, though its spec says no more than it must.
-    own = jax.eval_shape(jmarl.make_train(names["own_loop"], 2), jax.random.key(0), names["cfg"])
-    assert own[1]["train/return_sum"].shape == (2,)
 
 
 @pytest.fixture(scope="module")
