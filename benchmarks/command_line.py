@@ -50,12 +50,12 @@ def with_replay(options: Any, preset: presets.Preset) -> Any:
         buffer_size: int  # sequences kept, per seed
         batch_size: int  # sequences in a batch
         sequence_length: int  # steps of a sequence; 1: single transitions
-        num_updates_per_step: int  # batches learnt from between two rollouts
+        num_updates: int  # batches learnt from between two rollouts
         warmup_steps: int  # environment steps, per seed, before the first of them
         prioritized: bool  # sequences of large errors are drawn more often
 
     replay = preset.replay._asdict()
-    return Options(**given, num_updates_per_step=replay.pop("num_updates"), **replay)
+    return Options(**given, num_updates=replay.pop("num_updates"), **replay)
 
 
 def make_loop(algorithm: str, env: jmarl.types.Env, options: Any, *, num_envs: int) -> jmarl.types.Loop:
@@ -74,7 +74,7 @@ def make_loop(algorithm: str, env: jmarl.types.Env, options: Any, *, num_envs: i
         env,
         ALGORITHMS[algorithm],
         buffer=make_buffer(options.buffer_size, options.batch_size, options.sequence_length),
-        num_updates=options.num_updates_per_step,
+        num_updates=options.num_updates,
         warmup_steps=options.warmup_steps,
         **common,
     )

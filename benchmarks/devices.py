@@ -27,7 +27,7 @@ def measure(name: str, way: str, num_seeds: int, seconds: float) -> dict[str, fl
     jmarl.use_cores(num_devices)
     from whole_run import SETTINGS  # not before, since it starts jax
 
-    loop, config, num_steps = SETTINGS[name]
+    loop, config, num_iterations = SETTINGS[name]
     watch = Watch(seconds)
 
     import jax
@@ -35,9 +35,9 @@ def measure(name: str, way: str, num_seeds: int, seconds: float) -> dict[str, fl
     jmarl.run(
         loop,
         jax.random.key(0),
-        config.replace(num_updates=100 * num_steps),
-        num_steps=100 * num_steps,
-        steps_per_chunk=max(1, num_steps // 10),
+        config.replace(horizon=100 * num_iterations),
+        num_iterations=100 * num_iterations,
+        iterations_per_chunk=max(1, num_iterations // 10),
         num_seeds=num_seeds,
         seed_axis=seed_axis,
         callback=watch,

@@ -80,11 +80,11 @@ def milliseconds_of(product: Product) -> float:
 
 def measure(name: str) -> dict[str, Any]:
     """One row of the table."""
-    loop, config, num_steps = SETTINGS[name]
-    config = jmarl.training.with_horizon(loop, config, num_steps)
+    loop, config, num_iterations = SETTINGS[name]
+    config = jmarl.training.with_horizon(loop, config, num_iterations)
     learner = loop.algorithm(loop.env.spec, config)
     run = jax.jit(loop.init)(jax.random.key(0), config)
-    length = loop.env_steps_per_step // len(run.first)
+    length = loop.env_steps_per_iteration // len(run.first)
     idle = random_learner(loop.env.spec)
     random = milliseconds(lambda run: jmarl.rollout(loop.env, idle, run, length=length)[0], run)
     rollout = milliseconds(lambda run: jmarl.rollout(loop.env, learner, run, length=length)[:2], run)
@@ -101,8 +101,8 @@ def measure(name: str) -> dict[str, Any]:
         "products_gflop": flops / 1e9,
         "products_gflop_per_s": flops / products / 1e6,
         "iteration_gflop_per_s": flops / step / 1e6,
-        "steps_per_s": 1e3 * loop.env_steps_per_step / step,
-        "steps_per_s_at_best": 1e3 * loop.env_steps_per_step / (random + products),
+        "steps_per_s": 1e3 * loop.env_steps_per_iteration / step,
+        "steps_per_s_at_best": 1e3 * loop.env_steps_per_iteration / (random + products),
     }
 
 

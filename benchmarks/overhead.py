@@ -34,7 +34,7 @@ def measure(algorithm: str, way: str, seconds: float) -> dict[str, float]:
     train.use_devices(None, False, options.seeds)
     env, _ = train.make_envs(options.env, env_kwargs_of(algorithm, options))
     loop = make_loop(algorithm, env, options, num_envs=options.num_envs)
-    num_steps = round(options.total_steps / loop.env_steps_per_step)
+    num_iterations = round(options.total_steps / loop.env_steps_per_iteration)
     watch = Watch(seconds)
     with tempfile.TemporaryDirectory() as name:
         folder, log = Path(name), jmarl.logging
@@ -53,9 +53,9 @@ def measure(algorithm: str, way: str, seconds: float) -> dict[str, float]:
         jmarl.run(
             loop,
             jax.random.key(0),
-            config.replace(num_updates=100 * num_steps * loop.updates_per_step),
-            num_steps=100 * num_steps,
-            steps_per_chunk=max(1, num_steps // 100),
+            config.replace(horizon=100 * num_iterations * loop.updates_per_iteration),
+            num_iterations=100 * num_iterations,
+            iterations_per_chunk=max(1, num_iterations // 100),
             num_seeds=options.seeds,
             callback=watch,
             **kept,

@@ -25,8 +25,8 @@ from command_line import UsageError, new_folder, usage_errors
 
 # What may differ between runs that learn the same thing in the same way.
 NOT_A_SETTING = {"algorithm", "command", "config", "env", "env_kwargs", "gif", "log_every", "run_dir", "seed", "seeds"}
-NOT_A_SETTING |= {"absolute_episodes", "devices", "distributed", "split", "tensorboard", "wandb", "wandb_id"}
-NOT_A_SETTING |= {"checkpoint_every", "eval_episodes", "eval_every", "num_updates", "preset", "system"}
+NOT_A_SETTING |= {"absolute_episodes", "devices", "distributed", "split", "shard", "tensorboard", "wandb", "wandb_id"}
+NOT_A_SETTING |= {"checkpoint_every", "eval_episodes", "eval_every", "num_updates", "horizon", "preset", "system"}
 # Arguments of `jmarl.make` about how an environment is learnt from; they leave what is evaluated as it is.
 NOT_THE_TASK = ("agent_ids", "flatten", "shaped_reward", "time_limit")
 

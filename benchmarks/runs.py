@@ -51,7 +51,7 @@ def load_run(folder: Path, *, best: bool = False) -> tuple[Env, Learner, TrainSt
         if checkpoints.is_dir() and jmarl.checkpoint.steps(checkpoints):
             if best and "best" not in jmarl.checkpoint.describe(checkpoints)["info"]["parts"]:
                 raise UsageError(f"{folder} has no best learner: it was never evaluated.")
-            part = "best.learner" if best else "run.learner"
+            part = "best.train_state" if best else "run.train_state"
             return env, learner, jmarl.checkpoint.restore(checkpoints, jax.eval_shape(init, keys), part=part)
         if best:
             raise UsageError(f"{folder} has no best learner: checkpoints hold it, and there are none.")

@@ -56,7 +56,7 @@ class Group(NamedTuple):
     env_kwargs: dict[str, Any]
     loop: Loop
     eval_env: Env
-    num_steps: int
+    num_iterations: int
 
 
 def take_words(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -186,12 +186,12 @@ def _group_of(settings: list[Setting]) -> Group:
     try:
         env, eval_env = train.make_envs(options.env, env_kwargs)
         loop = make_loop(algorithm, env, options, num_envs=options.num_envs)
-        num_steps = max(1, round(options.total_steps / loop.env_steps_per_step))
-        configs = [jmarl.training.with_horizon(loop, setting.config, num_steps) for setting in settings]
+        num_iterations = max(1, round(options.total_steps / loop.env_steps_per_iteration))
+        configs = [jmarl.training.with_horizon(loop, setting.config, num_iterations) for setting in settings]
         loop.algorithm(env.spec, configs[0])
     except (ValueError, TypeError, ImportError) as error:
         raise UsageError(f"{settings[0].name}: {error}") from error
-    return Group(settings, configs, options, env_kwargs, loop, eval_env, num_steps)
+    return Group(settings, configs, options, env_kwargs, loop, eval_env, num_iterations)
 
 
 def _trace(group: Group) -> None:
@@ -202,7 +202,7 @@ def _trace(group: Group) -> None:
 
 def _train_together(group: Group, folder: Path) -> bool:
     """One run of all seeds of settings that differ in numbers only. Returns whether it came to its end."""
-    settings, configs, options, _, loop, eval_env, num_steps = group
+    settings, configs, options, _, loop, eval_env, num_iterations = group
     names = [field.name for field in dataclasses.fields(configs[0])]
     values = {name: [getattr(config, name) for config in configs] for name in names}
     differing = {name: x for name, x in values.items() if any(value != x[0] for value in x)}
@@ -216,12 +216,12 @@ def _train_together(group: Group, folder: Path) -> bool:
         jax.random.split(jax.random.key(options.seed))[0],  # as in train.py
         config,
         sweep_axes=axes,
-        num_steps=num_steps,
-        steps_per_chunk=options.log_every,
+        num_iterations=num_iterations,
+        iterations_per_chunk=options.log_every,
         num_seeds=options.seeds,
         sinks=[jmarl.logging.terminal(), *_sinks(group, folder)],
         devices=options.devices,
-        split=options.split,
+        shard=options.shard,
         evaluation=jmarl.Evaluation(options.eval_episodes, options.eval_every, eval_env)
         if options.eval_episodes
         else None,
@@ -229,9 +229,9 @@ def _train_together(group: Group, folder: Path) -> bool:
     )
     for i, setting in enumerate(settings):
         part = slice(i * options.seeds, (i + 1) * options.seeds)
-        params = jax.tree.map(lambda x, part=part: np.asarray(x[part]), state.learner.params)
+        params = jax.tree.map(lambda x, part=part: np.asarray(x[part]), state.train_state.params)
         jmarl.export.save_parameters(params, folder / setting.name / "params.safetensors")
-    return train.is_complete(folder / settings[0].name, num_steps * loop.env_steps_per_step)
+    return train.is_complete(folder / settings[0].name, num_iterations * loop.env_steps_per_iteration)
 
 
 def _sinks(group: Group, folder: Path) -> list[Sink]:

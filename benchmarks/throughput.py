@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
         env_kwargs = env_kwargs_of(algorithm, options)
         try:
             env = jmarl.make(options.env, **env_kwargs)
-            ALGORITHMS[algorithm](env.spec, config.replace(num_updates=1000))
+            ALGORITHMS[algorithm](env.spec, config.replace(horizon=1000))
         except (ValueError, TypeError, ImportError) as error:
             raise UsageError(str(error)) from error
     rows = []
@@ -104,7 +104,7 @@ def _options(preset: presets.Preset) -> Options:
 def measure(algorithm: str, options: Options, config: Any, env: Env, num_envs: int, num_seeds: int) -> dict[str, Any]:
     """One row: speeds, compile seconds and memory for one number of environments and seeds."""
     length, resets = options.rollout_length, options.num_resets
-    config = config.replace(num_updates=1000) if config.num_updates is None else config
+    config = config.replace(horizon=1000) if config.horizon is None else config
     loop = make_loop(algorithm, env, options, num_envs=num_envs)
     learner = loop.algorithm(env.spec, config)
 

@@ -72,7 +72,7 @@ class Options:
     devices: int | None = (
         None  # among which seeds are shared, and of a CPU its cores; None: all that can have equally many
     )
-    split: Literal["seeds", "envs"] = "seeds"  # what devices share: seeds, or the environments of each
+    shard: Literal["seeds", "envs"] = "seeds"  # what devices share: seeds, or the environments of each
     distributed: bool = False  # one of several processes that share the seeds, as srun starts them; needs --run-dir
     run_dir: Path | None = None  # a new folder for the results; None: runs/ALGORITHM-ENV-TIME
     checkpoint_every: float = 60.0  # seconds between two checkpoints, from which --resume goes on; 0: none
@@ -222,7 +222,7 @@ def train(
     """Trains and fills the run folder, also when Ctrl-C, or the callback of `jmarl.run`, ends the training early."""
     require_sensible(options)
     num_absolute = _num_absolute(options)
-    num_shared = options.seeds if options.split == "seeds" else options.num_envs
+    num_shared = options.seeds if options.shard == "seeds" else options.num_envs
     use_devices(options.devices, options.distributed, num_shared)
     is_first = jax.process_index() == 0  # of several processes: the one that writes
     if options.distributed and options.run_dir is None:
@@ -230,9 +230,9 @@ def train(
     try:
         env, eval_env = make_envs(options.env, env_kwargs)
         loop = make_loop(algorithm, env, options, num_envs=options.num_envs)
-        num_steps = max(1, round(options.total_steps / loop.env_steps_per_step))
+        num_iterations = max(1, round(options.total_steps / loop.env_steps_per_iteration))
         config = jmarl.training.with_horizon(
-            loop, config, num_steps
+            loop, config, num_iterations
         )  # now, so that this learner is the very one that is trained
         learner = loop.algorithm(env.spec, config)
     except (ValueError, TypeError, ImportError) as error:
@@ -260,7 +260,7 @@ def train(
     checkpoints = folder / "checkpoints"
     checkpoint = jmarl.Checkpointing(checkpoints, options.checkpoint_every, resume=checkpoints.exists())
     how_to_resume = f"To go on: python benchmarks/train.py --resume {shlex.quote(str(folder))}"
-    total_env_steps = num_steps * loop.env_steps_per_step
+    total_env_steps = num_iterations * loop.env_steps_per_iteration
     in_words = one_sentence(
         folder, is_new=not is_resumed and is_first, how_to_resume=how_to_resume if options.checkpoint_every else ""
     )
@@ -269,17 +269,17 @@ def train(
             loop,
             key_run,
             config,
-            num_steps=num_steps,
-            steps_per_chunk=options.log_every,
+            num_iterations=num_iterations,
+            iterations_per_chunk=options.log_every,
             num_seeds=options.seeds,
             devices=options.devices,
-            split=options.split,
+            shard=options.shard,
             sinks=[jmarl.logging.terminal(), *sinks, *(_kept_open(sink, at_the_end) for sink in files)],
             evaluation=evaluation if options.eval_episodes else None,
             checkpoint=checkpoint if options.checkpoint_every else None,
             callback=callback,
         )
-        learners = jmarl.parallel.gather(run.learner)
+        learners = jmarl.parallel.gather(run.train_state)
         if not is_first:
             return folder
         for sink in files:

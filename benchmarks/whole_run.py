@@ -87,13 +87,13 @@ SETTINGS = {  # name: (loop, config, iterations)
 
 def measure(name: str, repeats: int = 2) -> dict:
     """Compiles a run once, and times it."""
-    loop, config, num_steps = SETTINGS[name]
+    loop, config, num_iterations = SETTINGS[name]
     start = time.perf_counter()
-    config = jmarl.training.with_horizon(loop, config, num_steps)
+    config = jmarl.training.with_horizon(loop, config, num_iterations)
     placement = parallel.Placement(jax.devices(), "envs")
     keys = jax.random.split(jax.random.key(0), 1)
     functions = rows.Functions(loop, config, None, placement, loop.env, 1, keys, {})
-    lowered = functions.init.lower(keys, {}), functions.chunk.lower(functions.example, num_steps, {})
+    lowered = functions.init.lower(keys, {}), functions.chunk.lower(functions.example, num_iterations, {})
     traced = time.perf_counter()
     with concurrent.futures.ThreadPoolExecutor() as threads:
         init, chunk = threads.map(lambda each, level: each.compile(rows.compiler_options(level)), lowered, (0, 1))
@@ -102,12 +102,12 @@ def measure(name: str, repeats: int = 2) -> dict:
     for i in range(repeats):
         keys = placement.put(jax.random.split(jax.random.key(i), 1), placement.rows)
         begin = time.perf_counter()
-        jax.block_until_ready(chunk(init(keys, {}), num_steps, {}))
-        rates.append(num_steps * loop.env_steps_per_step / (time.perf_counter() - begin))
+        jax.block_until_ready(chunk(init(keys, {}), num_iterations, {}))
+        rates.append(num_iterations * loop.env_steps_per_iteration / (time.perf_counter() - begin))
     return {
         "name": name,
         "steps_per_second": rates,
-        "updates_per_second": [rate / loop.env_steps_per_step * loop.updates_per_step for rate in rates],
+        "updates_per_second": [rate / loop.env_steps_per_iteration * loop.updates_per_iteration for rate in rates],
         "trace_s": traced - start,
         "compile_s": compiled - traced,
         "system": jmarl.logging.system_facts(),

@@ -171,7 +171,7 @@ def restore(folder: str | os.PathLike[str], like: Any, *, step: int | None = Non
       folder: of a `Writer`.
       like: a tree of arrays or of `jax.ShapeDtypeStruct`, such as `jax.eval_shape` gives.
       step: which checkpoint; the last one by default.
-      part: name of the branch of the saved tree to read, such as "run.learner"; the whole tree by default.
+      part: name of the branch of the saved tree to read, such as "run.train_state"; the whole tree by default.
     """
     folder, step = _find(folder, step)
     prefix = f"{part}." if part else ""

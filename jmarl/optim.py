@@ -72,7 +72,7 @@ def schedule(
 
 
 def over_run(
-    name: str, kind: str, start: Numeric, end: Numeric, num_updates: Numeric | None, *, steps_per_update: Numeric = 1
+    name: str, kind: str, start: Numeric, end: Numeric, horizon: Numeric | None, *, steps_per_update: Numeric = 1
 ) -> Schedule:
     """A `schedule` over the optimiser steps of a whole run, for the hyperparameter `name`.
 
@@ -81,19 +81,19 @@ def over_run(
       kind: "constant", "linear" or "exponential"; static.
       start: value at the start.
       end: value at the end.
-      num_updates: calls of `Learner.update` until the end; may be None for "constant".
+      horizon: calls of `Learner.update` until the end; may be None for "constant".
       steps_per_update: optimiser steps in each of them.
 
     Returns:
-      The schedule. One that needs `num_updates` and has None can be built, for a learner that acts only, not called.
+      The schedule. One that needs `horizon` and has None can be built, for a learner that acts only, not called.
     """
-    checked = schedule(kind, start, end, 1 if num_updates is None else num_updates * steps_per_update, name=name)
-    if kind == "constant" or num_updates is not None:
+    checked = schedule(kind, start, end, 1 if horizon is None else horizon * steps_per_update, name=name)
+    if kind == "constant" or horizon is not None:
         return checked
 
     def unfinished(count: Numeric) -> Array:
         raise ValueError(
-            f"{name}_schedule={kind!r} needs num_updates, the updates until its end: set it in the config, or "
+            f"{name}_schedule={kind!r} needs horizon, the updates until its end: set it in the config, or "
             f"let make_train or run fill it in."
         )
 
@@ -101,7 +101,7 @@ def over_run(
 
 
 def learning_rate(cfg: Any, *, start: Numeric | None = None, steps_per_update: Numeric = 1) -> Schedule:
-    """The schedule that a learner's config describes in `learning_rate`, `.._end`, `.._schedule` and `num_updates`.
+    """The schedule that a learner's config describes in `learning_rate`, `.._end`, `.._schedule` and `horizon`.
 
     Args:
       cfg: the config.
@@ -110,7 +110,7 @@ def learning_rate(cfg: Any, *, start: Numeric | None = None, steps_per_update: N
     """
     start = cfg.learning_rate if start is None else start
     end, kind = cfg.learning_rate_end * start, cfg.learning_rate_schedule
-    return over_run("learning_rate", kind, start, end, cfg.num_updates, steps_per_update=steps_per_update)
+    return over_run("learning_rate", kind, start, end, cfg.horizon, steps_per_update=steps_per_update)
 
 
 def optimizer(

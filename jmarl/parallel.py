@@ -85,27 +85,27 @@ def mine(tree: Any) -> Any:
 
 
 def choose_devices(
-    devices: int | Sequence[jax.Device] | None, num_rows: int, split: str, num_envs: Callable[[], int]
+    devices: int | Sequence[jax.Device] | None, num_rows: int, shard: str, num_envs: Callable[[], int]
 ) -> list[jax.Device]:
     """This process's devices for `num_rows` rows of all processes; see `jmarl.run`.
 
     `num_envs` is called only where it matters: to know it, an environment has to be traced.
     """
-    if split not in ("seeds", "envs"):
-        raise ValueError(f"split={split!r} is not known: choose 'seeds' or 'envs'.")
+    if shard not in ("seeds", "envs"):
+        raise ValueError(f"shard={shard!r} is not known: choose 'seeds' or 'envs'.")
     num_processes = jax.process_count()
     if num_rows % num_processes:
         raise ValueError(f"{num_rows} seeds cannot be shared equally by {num_processes} processes: choose a multiple.")
     rows, local = num_rows // num_processes, jax.local_devices()
     if devices is None:
-        num_shared = num_envs() if split == "envs" and len(local) > 1 else rows
+        num_shared = num_envs() if shard == "envs" and len(local) > 1 else rows
         return local[: max(n for n in range(1, len(local) + 1) if num_shared % n == 0)]
     if isinstance(devices, int) and not 1 <= devices <= len(local):
         raise ValueError(f"devices={devices}, but there are {len(local)}: choose 1 to {len(local)}.")
     chosen = local[:devices] if isinstance(devices, int) else list(devices)
     if not chosen:
         raise ValueError("devices=[] names no device: name at least one, or None for all that can share the work.")
-    if split == "seeds" and rows % len(chosen):
+    if shard == "seeds" and rows % len(chosen):
         raise ValueError(
             f"{rows} seeds cannot be shared equally by {len(chosen)} devices: choose a multiple, or fewer devices."
         )
@@ -113,19 +113,19 @@ def choose_devices(
 
 
 class Placement:
-    """What lies on which device. `split` names the axis that is cut: that of seeds, or that of environments."""
+    """What lies on which device. `shard` names the axis that is cut: that of seeds, or that of environments."""
 
-    def __init__(self, devices: Sequence[jax.Device], split: str = "seeds"):
-        self.devices, self.split = devices, split
-        self.mesh = jax.sharding.Mesh(np.array(devices), (split,))  # automatic axes: jitted environments need them
-        everywhere, rows = PartitionSpec(), PartitionSpec(split)
-        if split == "seeds":
+    def __init__(self, devices: Sequence[jax.Device], shard: str = "seeds"):
+        self.devices, self.shard = devices, shard
+        self.mesh = jax.sharding.Mesh(np.array(devices), (shard,))  # automatic axes: jitted environments need them
+        everywhere, rows = PartitionSpec(), PartitionSpec(shard)
+        if shard == "seeds":
             self.everywhere, self.rows, self.state = everywhere, rows, rows  # type: Any, Any, Any
         else:  # the learner is on every device, see `together`
-            envs: Any = PartitionSpec(None, split)
+            envs: Any = PartitionSpec(None, shard)
             self.everywhere, self.rows = everywhere, everywhere
             self.state = RunState(
-                learner=everywhere,  # type: ignore[arg-type]
+                train_state=everywhere,  # type: ignore[arg-type]
                 env_state=envs,
                 obs=envs,
                 first=envs,
@@ -137,14 +137,14 @@ class Placement:
 
     def require_shareable(self, num_envs: int) -> None:
         """Refuses environments that the devices cannot share equally."""
-        if self.split == "envs" and num_envs % len(self.devices):
+        if self.shard == "envs" and num_envs % len(self.devices):
             raise ValueError(
                 f"num_envs={num_envs} cannot be shared equally by {len(self.devices)} devices: choose a multiple."
             )
 
     def jit(self, function: Callable, in_specs: tuple, out_specs: Any, **options: Any) -> Any:
         """A batched function with every argument and result in its place."""
-        if self.split == "seeds" and len(self.devices) > 1:
+        if self.shard == "seeds" and len(self.devices) > 1:
             function = jax.shard_map(function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
         elif len(self.devices) > 1:
             function = _in_sight_of(self.mesh, function)

@@ -81,7 +81,7 @@ def _seed_axis(placement: parallel.Placement, num_rows: int, num_agents: int) ->
     """The faster way for so many agents in all environments of a seed, as benchmarks/devices.py measures it."""
     if jax.default_backend() != "cpu":
         return "vmap"
-    rows_at_once = len(placement.devices) if placement.split == "seeds" else 1
+    rows_at_once = len(placement.devices) if placement.shard == "seeds" else 1
     is_alone = num_rows == rows_at_once * jax.process_count()  # an axis of length 1 costs, too
     return "map" if is_alone or num_agents >= 16 else "vmap"
 
@@ -161,7 +161,7 @@ class Batch:
             metrics = dict(zip(means.names, np.asarray(means.values).T, strict=True))
             if keys is not None:
                 key = self._placement.put(self._cut(keys, len(self._tables))[i], self._placement.rows)
-                metrics = metrics | self._functions.evaluate(piece.learner, key, table)
+                metrics = metrics | self._functions.evaluate(piece.train_state, key, table)
             measured.append(jax.tree.map(np.asarray, metrics))
             self.pieces[i] = self._let_wait(piece)
         return jax.tree.map(lambda *x: np.concatenate(x), *measured)
@@ -187,7 +187,7 @@ class Batch:
         """The chunk of the smallest number of pieces of which each fits, and that number."""
         placement, num_rows = self._placement, len(self._example.first)
         num_devices = len(placement.devices)
-        largest_cut = num_rows // (num_devices if placement.split == "seeds" else 1)
+        largest_cut = num_rows // (num_devices if placement.shard == "seeds" else 1)
         needed_whole = 0.0
         for num in (num for num in range(1, largest_cut + 1) if largest_cut % num == 0):
             if needed_whole / num > self._limit:

@@ -50,7 +50,7 @@ class Checkpointing(NamedTuple):
 
         learner = loop.algorithm(loop.env.spec, cfg)
         like = jax.eval_shape(jax.vmap(learner.init), jax.random.split(key, num_seeds))
-        learners = jmarl.checkpoint.restore(folder, like, part="best.learner")  # or "run.learner"
+        learners = jmarl.checkpoint.restore(folder, like, part="best.train_state")  # or "run.train_state"
     """
 
     folder: str | os.PathLike[str]
@@ -64,7 +64,7 @@ class Checkpointing(NamedTuple):
 class Best:
     """Each seed's learner that scored best in an evaluation, and its score: NaN where there was none to compare."""
 
-    learner: TrainState
+    train_state: TrainState
     score: Float[Array, "*batch"]
 
 
@@ -73,12 +73,12 @@ def run(
     key: PRNGKeyArray,
     cfg: Any,
     *,
-    num_steps: int,
-    steps_per_chunk: int | None = None,
+    num_iterations: int,
+    iterations_per_chunk: int | None = None,
     num_seeds: int = 1,
     sweep_axes: Any = None,
     devices: int | Sequence[jax.Device] | None = None,
-    split: str = "seeds",
+    shard: str = "seeds",
     seed_axis: str | None = None,
     memory_limit: int | None = None,
     sinks: Sequence[Sink] = (),
@@ -98,13 +98,13 @@ def run(
       loop: what to run.
       key: split into one key for each seed.
       cfg: the algorithm's config; with `sweep_axes` those of several settings, both from `jmarl.sweep`.
-      num_steps: iterations of the loop.
-      steps_per_chunk: iterations between two rows of metrics (means over them); by default a hundredth of the run.
+      num_iterations: iterations of the loop.
+      iterations_per_chunk: iterations between two rows of metrics (means over them); by default a hundredth of the run.
       num_seeds: independent runs.
       sweep_axes: which fields of `cfg` hold a value for each setting. Every setting is trained with the same seeds, and
         `[num_seeds]` is `[num_settings * num_seeds]` here, the seeds of a setting side by side.
       devices: of this process, how many or which. By default as many as can share the seeds, or environments, equally.
-      split: what they share: "seeds", or the "envs" of each seed for one large run, whose learner each device has.
+      shard: what they share: "seeds", or the "envs" of each seed for one large run, whose learner each device has.
       seed_axis: how a device computes its seeds: side by side ("vmap") or one after the other ("map"). By default side
         by side, except on a CPU where all environments together have 16 agents or more: there the arrays of one seed
         are large enough to be worth an operation, and small enough to stay in the cache.
@@ -119,8 +119,10 @@ def run(
     Returns:
       The last state, with a leading axis `[num_seeds]`: of this process's seeds, if there are several processes.
     """
-    steps_per_chunk = max(1, num_steps // 100) if steps_per_chunk is None else steps_per_chunk
-    training.require_positive(num_steps=num_steps, steps_per_chunk=steps_per_chunk, num_seeds=num_seeds)
+    iterations_per_chunk = max(1, num_iterations // 100) if iterations_per_chunk is None else iterations_per_chunk
+    training.require_positive(
+        num_iterations=num_iterations, iterations_per_chunk=iterations_per_chunk, num_seeds=num_seeds
+    )
     if seed_axis not in (None, "vmap", "map"):
         raise ValueError(f"seed_axis={seed_axis!r} is not known: choose 'vmap' or 'map'.")
     if evaluation is not None:
@@ -128,7 +130,7 @@ def run(
         training.require_positive(**counts)
     if checkpoint is not None and not checkpoint.every_s >= 0:  # NaN is not, either
         raise ValueError(f"checkpoint.every_s={checkpoint.every_s} must be 0 seconds or more.")
-    cfg = training.with_horizon(loop, cfg, num_steps)
+    cfg = training.with_horizon(loop, cfg, num_iterations)
     begin = time.perf_counter()
 
     swept = training.swept_values(cfg, sweep_axes)
@@ -140,7 +142,7 @@ def run(
         one = cfg.replace(**{name: x[0] for name, x in swept.items()}) if swept else cfg
         return len(jax.eval_shape(loop.init, key_init, one).first)
 
-    placement = parallel.Placement(parallel.choose_devices(devices, num_rows, split, num_envs), split)
+    placement = parallel.Placement(parallel.choose_devices(devices, num_rows, shard, num_envs), shard)
 
     def keys_of_rows(key):
         return jnp.concatenate([jax.random.split(key, num_seeds)] * num_settings)
@@ -157,8 +159,10 @@ def run(
     batch = rows.Batch(functions, placement, parallel.mine(values), memory_limit)
     saver = None
     if checkpoint is not None:
-        measured = {} if evaluation is None else jax.eval_shape(functions.evaluate, example.learner, keys_init, values)
-        settings = _settings(loop, key, cfg, num_steps, steps_per_chunk, num_seeds, evaluation, checkpoint)
+        measured = (
+            {} if evaluation is None else jax.eval_shape(functions.evaluate, example.train_state, keys_init, values)
+        )
+        settings = _settings(loop, key, cfg, num_iterations, iterations_per_chunk, num_seeds, evaluation, checkpoint)
         saver = _Saver(checkpoint, example, measured, settings)
 
     with contextlib.ExitStack() as at_the_end:
@@ -169,10 +173,10 @@ def run(
         begin -= progress.wall_s
         info = {
             "num_seeds": num_rows,
-            "num_steps": num_steps,
-            "env_steps_per_step": loop.env_steps_per_step,
-            "total_env_steps": num_steps * loop.env_steps_per_step,
-            "resumed_at": progress.done * loop.env_steps_per_step if checkpoint and checkpoint.resume else None,
+            "num_iterations": num_iterations,
+            "env_steps_per_iteration": loop.env_steps_per_iteration,
+            "total_env_steps": num_iterations * loop.env_steps_per_iteration,
+            "resumed_at": progress.done * loop.env_steps_per_iteration if checkpoint and checkpoint.resume else None,
         }
         sinks = sinks if parallel.is_first_process() else ()
         for sink in sinks:
@@ -180,26 +184,26 @@ def run(
             at_the_end.callback(sink.close)
         if saver is not None:
             saver.is_begun = True
-        if state is not None and progress.done == num_steps:
+        if state is not None and progress.done == num_iterations:
             return state
         batch.start(parallel.mine(keys_init), state)
         del state  # the first chunk takes its memory
         with _first_signal() as stopped:
             is_stopped, is_reported = False, False
-            while progress.done < num_steps and not is_stopped:
-                num = min(steps_per_chunk, num_steps - progress.done)
+            while progress.done < num_iterations and not is_stopped:
+                num = min(iterations_per_chunk, num_iterations - progress.done)
                 done, num_chunks = progress.done + num, progress.num_chunks + 1
-                is_evaluated = evaluation is not None and (num_chunks % evaluation.every == 0 or done == num_steps)
+                is_evaluated = evaluation is not None and (num_chunks % evaluation.every == 0 or done == num_iterations)
                 keys = parallel.mine(keys_of_rows(jax.random.fold_in(key_eval, num_chunks))) if is_evaluated else None
                 metrics = batch.advance(num, keys)
                 if saver is not None and is_evaluated:
-                    saver.keep_best(batch.join([piece.learner for piece in batch.pieces]), metrics)
+                    saver.keep_best(batch.join([piece.train_state for piece in batch.pieces]), metrics)
                 metrics = parallel.gather(metrics)
-                is_reported = is_reported or _report_divergence(done * loop.env_steps_per_step, metrics)
+                is_reported = is_reported or _report_divergence(done * loop.env_steps_per_iteration, metrics)
                 progress = _Progress(done, num_chunks, time.perf_counter() - begin)
                 for sink in sinks:
-                    sink.write(done * loop.env_steps_per_step, progress.wall_s, metrics)
-                if callback is not None and callback(done * loop.env_steps_per_step, metrics, batch.state()):
+                    sink.write(done * loop.env_steps_per_iteration, progress.wall_s, metrics)
+                if callback is not None and callback(done * loop.env_steps_per_iteration, metrics, batch.state()):
                     stopped.set()
                 is_stopped, is_due = parallel.agree(stopped.is_set(), saver is not None and saver.is_due())
                 if saver is not None and is_due:
@@ -207,8 +211,10 @@ def run(
             if saver is not None:
                 saver.save(batch.state(), progress, sinks)
                 saver.wait()
-    if progress.done < num_steps:
-        parallel.say(f"Stopped after {progress.done} of {num_steps} iterations; what was learnt until then is kept.")
+    if progress.done < num_iterations:
+        parallel.say(
+            f"Stopped after {progress.done} of {num_iterations} iterations; what was learnt until then is kept."
+        )
     return batch.state()
 
 
@@ -282,7 +288,7 @@ class _Saver:
         self._options, self._settings = options, settings
         self._example: dict[str, Any] = {"run": example}
         if measured:
-            self._example["best"] = Best(learner=example.learner, score=measured[options.best])
+            self._example["best"] = Best(train_state=example.train_state, score=measured[options.best])
         self._best: Best | None = None
         self.is_begun = options.resume  # until a new run has sinks, it may be refused
         self._saved_at, self._saved_time = 0, time.monotonic()
@@ -310,7 +316,7 @@ class _Saver:
         return parts["run"], progress
 
     def keep_best(self, learner: TrainState, metrics: Mapping[str, Any]) -> None:
-        new = Best(learner=learner, score=metrics[self._options.best])
+        new = Best(train_state=learner, score=metrics[self._options.best])
         self._best = _better(self._best or new, new)
 
     def is_due(self) -> bool:
@@ -352,17 +358,19 @@ def _better(old: Best, new: Best) -> Best:
     return jax.tree.map(pick, new, old)
 
 
-def _settings(loop, key, cfg, num_steps, steps_per_chunk, num_seeds, evaluation, checkpoint) -> dict[str, str]:
+def _settings(
+    loop, key, cfg, num_iterations, iterations_per_chunk, num_seeds, evaluation, checkpoint
+) -> dict[str, str]:
     """What a run must have in common with the one it goes on from, in words."""
     settings = {
         "algorithm": getattr(loop.algorithm, "__name__", ""),
         "environment": loop.env.spec.name,
         "key": jax.random.key_data(key).tolist(),
-        "num_steps": num_steps,
-        "steps_per_chunk": steps_per_chunk,
+        "num_iterations": num_iterations,
+        "iterations_per_chunk": iterations_per_chunk,
         "num_seeds": num_seeds,
-        "env_steps_per_step": loop.env_steps_per_step,
-        "updates_per_step": loop.updates_per_step,
+        "env_steps_per_iteration": loop.env_steps_per_iteration,
+        "updates_per_iteration": loop.updates_per_iteration,
         "evaluation": evaluation and evaluation[:2],
         "best": evaluation and checkpoint.best,
     }

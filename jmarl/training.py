@@ -22,7 +22,7 @@ def start(env: Env, learner: Learner, key: PRNGKeyArray, *, num_envs: int) -> Ru
     key, key_learner, key_env = jax.random.split(key, 3)
     env_state, obs = jax.vmap(env.reset)(jax.random.split(key_env, num_envs))
     return RunState(
-        learner=learner.init(key_learner),
+        train_state=learner.init(key_learner),
         env_state=env_state,
         obs=obs,
         first=jnp.ones(num_envs, bool),
@@ -41,7 +41,7 @@ def rollout(
 
     Args:
       env: the environment.
-      learner: acts with `run.learner`.
+      learner: acts with `run.train_state`.
       run: where to go on.
       length: T, steps in each environment.
       num_resets: start states drawn in advance for each environment. The default suffices for the shortest possible
@@ -73,7 +73,7 @@ def rollout(
     def step(state, keys):
         env_state, obs, first, carry, num_ended = state
         key_act, keys_env = keys
-        action, carry, extras = learner.act(run.learner, carry, obs, first, key_act)
+        action, carry, extras = learner.act(run.train_state, carry, obs, first, key_act)
         next_env_state, next_obs, outcome = jax.vmap(env.step)(env_state, action, keys_env)
         transition = Transition(
             obs=obs,
@@ -94,7 +94,7 @@ def rollout(
     trajectory = Trajectory(steps=steps, carry=run.carry)
     run = dataclasses.replace(
         run,
-        learner=dataclasses.replace(run.learner, env_steps=_count_on(run.env_steps, length * num_envs)),
+        train_state=dataclasses.replace(run.train_state, env_steps=_count_on(run.env_steps, length * num_envs)),
         env_state=env_state,
         obs=obs,
         first=first,
@@ -170,8 +170,8 @@ def on_policy(
         run, batch, metrics = rollout(env, learner, run, length=rollout_length, num_resets=num_resets)
         key, key_update = jax.random.split(run.key)
         update = parallel.together(learner.update, (None, _ENVS_OF_A_ROLLOUT, None))
-        state, learning = update(run.learner, batch, key_update)
-        return run.replace(learner=state, key=key), {**metrics, **learning}
+        state, learning = update(run.train_state, batch, key_update)
+        return run.replace(train_state=state, key=key), {**metrics, **learning}
 
     return Loop(init, step, env, algorithm, num_envs * rollout_length)
 
@@ -240,10 +240,10 @@ def off_policy(
             return jax.lax.scan(learn, (state, buffer.add(memory, trajectory)), keys)
 
         (state, memory), learning = parallel.together(remember_and_learn, (None, None, _ENVS_OF_A_ROLLOUT, None))(
-            run.learner, run.buffer, trajectory, keys[1:].reshape(num_updates, 2)
+            run.train_state, run.buffer, trajectory, keys[1:].reshape(num_updates, 2)
         )
         learning = jax.tree.map(lambda x: jnp.mean(x, axis=0), learning)
-        return run.replace(learner=state, buffer=memory, key=keys[0]), {**metrics, **learning}
+        return run.replace(train_state=state, buffer=memory, key=keys[0]), {**metrics, **learning}
 
     return Loop(init, step, env, algorithm, steps_per_round, num_updates)
 
@@ -252,8 +252,8 @@ def _name(algorithm: Algorithm) -> str:
     return getattr(algorithm, "__name__", "this algorithm")
 
 
-def make_train(loop: Loop, num_steps: int):
-    """`train(key, cfg) -> (RunState, Metrics [num_steps])`: a whole run as one function, to be jitted and vmapped.
+def make_train(loop: Loop, num_iterations: int):
+    """`train(key, cfg) -> (RunState, Metrics [num_iterations])`: a whole run as one function, to be jitted and vmapped.
 
     >>> from jmarl import PPOConfig, envs, ippo
     >>> loop = on_policy(envs.matrix_game([[1.0, 0.0], [0.0, 0.0]]), ippo, num_envs=4, rollout_length=4)
@@ -261,19 +261,19 @@ def make_train(loop: Loop, num_steps: int):
     >>> metrics["train/return_sum"].shape, int(run.env_steps)
     ((3,), 48)
     """
-    require_positive(num_steps=num_steps)
+    require_positive(num_iterations=num_iterations)
 
     def train(key, cfg):
-        cfg = with_horizon(loop, cfg, num_steps)
-        return jax.lax.scan(lambda run, _: loop.step(run, cfg), loop.init(key, cfg), length=num_steps)
+        cfg = with_horizon(loop, cfg, num_iterations)
+        return jax.lax.scan(lambda run, _: loop.step(run, cfg), loop.init(key, cfg), length=num_iterations)
 
     return train
 
 
-def with_horizon(loop: Loop, cfg: Any, num_steps: int) -> Any:
+def with_horizon(loop: Loop, cfg: Any, num_iterations: int) -> Any:
     """Schedules end with the run unless the config says otherwise."""
-    is_open = getattr(cfg, "num_updates", 0) is None
-    return cfg.replace(num_updates=num_steps * loop.updates_per_step) if is_open else cfg
+    is_open = getattr(cfg, "horizon", 0) is None
+    return cfg.replace(horizon=num_iterations * loop.updates_per_iteration) if is_open else cfg
 
 
 def sweep(cfg: Any, **values: Any) -> tuple[Any, Any]:

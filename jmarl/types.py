@@ -136,14 +136,14 @@ class RunState:
     """A whole run between two iterations: enough to go on as if nothing had happened.
 
     Attributes:
-      learner: what was learnt.
+      train_state: what was learnt.
       env_state, obs, first, carry: the environments and what the policy remembers of them, leading axis `[B]`.
       buffer: replay, () for on-policy algorithms.
       episodes: statistics of the episodes under way.
       key: the source of all randomness to come.
     """
 
-    learner: TrainState
+    train_state: TrainState
     env_state: Any
     obs: Observation
     first: Bool[Array, "*batch B"]
@@ -155,7 +155,7 @@ class RunState:
     @property
     def env_steps(self) -> Int[Array, "*batch"]:
         """Environment steps taken in all environments together."""
-        return self.learner.env_steps
+        return self.train_state.env_steps
 
 
 # ------------------------------------------------------------------------------------------------------- bundles
@@ -273,16 +273,16 @@ class Learner(NamedTuple):
 class Loop(NamedTuple):
     """A training loop: `init(key, cfg) -> RunState` and `step(run, cfg) -> (RunState, Metrics)`, one iteration.
 
-    `env_steps_per_step` is how many environment steps one call of `step` takes, over all environments, and
-    `updates_per_step` how many calls of `Learner.update`.
+    `env_steps_per_iteration` is how many environment steps one call of `step` takes, over all environments, and
+    `updates_per_iteration` how many calls of `Learner.update`.
     """
 
     init: Callable[[PRNGKeyArray, Any], RunState]
     step: Callable[[RunState, Any], tuple[RunState, Metrics]]
     env: Env
     algorithm: Callable[[EnvSpec, Any], Learner]
-    env_steps_per_step: int
-    updates_per_step: int = 1
+    env_steps_per_iteration: int
+    updates_per_iteration: int = 1
 
 
 Algorithm = Callable[[EnvSpec, Any], Learner]

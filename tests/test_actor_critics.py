@@ -312,7 +312,7 @@ def test_recurrent_critics_remember_observations_and_what_acting_recorded_is_whe
     inputs = {"actor": steps.obs, "critic": (steps.obs, features)}
     for name, net in {"actor": nets.actor, "critic": nets.critic}.items():
         carry, _ = net.apply(
-            run.learner.params[name],
+            run.train_state.params[name],
             trajectory.carry[name],
             jax.tree.map(lambda x: x[:3], inputs[name]),
             steps.first[:3],
@@ -365,8 +365,8 @@ def test_advantage_actor_critic_follows_the_plain_policy_gradient():
         log_prob = nets.distribution(policy, batch.steps.obs.action_mask).log_prob(batch.steps.action)
         return jnp.mean(losses.policy_gradient_loss(log_prob, advantage))
 
-    ours = jax.grad(lambda p: jmarl.ppo_loss(p, batch, nets=nets, cfg=cfg)[0])(run.learner.params)
-    expected = jax.grad(policy_gradient)(run.learner.params)
+    ours = jax.grad(lambda p: jmarl.ppo_loss(p, batch, nets=nets, cfg=cfg)[0])(run.train_state.params)
+    expected = jax.grad(policy_gradient)(run.train_state.params)
     for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6)
 
@@ -389,13 +389,13 @@ def test_random_actions_are_legal_even_and_new_at_each_step(kind):
 # ---------------------------------------------------------------------------------------------- games of known solution
 
 
-def greedy_returns(loop, cfg, num_steps, num_seeds=2):
+def greedy_returns(loop, cfg, num_iterations, num_seeds=2):
     """Greedy return of each seed, averaged over agents."""
 
     def train(key):
-        run, _ = jmarl.make_train(loop, num_steps)(key, cfg)
+        run, _ = jmarl.make_train(loop, num_iterations)(key, cfg)
         learner = loop.algorithm(loop.env.spec, cfg)
-        return jmarl.evaluate(loop.env, learner, run.learner, key, num_episodes=16)["eval/return_mean"]
+        return jmarl.evaluate(loop.env, learner, run.train_state, key, num_episodes=16)["eval/return_mean"]
 
     return np.asarray(jax.jit(jax.vmap(train))(jax.random.split(jax.random.key(0), num_seeds)))
 

@@ -94,15 +94,15 @@ def require_identical(a, b):
         np.testing.assert_array_equal(x, y, jax.tree_util.keystr(place))
 
 
-def run_in(folder, *, resume=False, num_steps=12, callback=None, every_s=60.0, best="eval/return_sum", **changes):
+def run_in(folder, *, resume=False, num_iterations=12, callback=None, every_s=60.0, best="eval/return_sum", **changes):
     """A run with everything that has to survive: sinks, evaluation, the best learner."""
     folder.mkdir(exist_ok=True)
-    options = {"steps_per_chunk": 1, "num_seeds": 2, "evaluation": jmarl.Evaluation(num_episodes=3, every=3)}
+    options = {"iterations_per_chunk": 1, "num_seeds": 2, "evaluation": jmarl.Evaluation(num_episodes=3, every=3)}
     return jmarl.run(
         on_policy(jmarl.ippo, MEMORY),
         jax.random.key(0),
         PPO,
-        num_steps=num_steps,
+        num_iterations=num_iterations,
         sinks=[jmarl.logging.csv_file(folder / "metrics.csv"), jmarl.logging.json_file(folder / "metrics.json")],
         checkpoint=jmarl.Checkpointing(folder / "checkpoints", every_s, resume=resume, best=best),
         callback=callback,
@@ -187,13 +187,13 @@ def test_metrics_without_checkpoints_are_never_replaced(whole, tmp_path):
 def test_the_best_learner_of_each_seed_is_kept(whole):
     state, folder = whole
     scores = np.array(json.loads((folder / "metrics.json").read_text())["metrics"]["eval/return_sum"], float)
-    like = jmarl.running.Best(learner=state.learner, score=jnp.zeros(2))
+    like = jmarl.running.Best(train_state=state.train_state, score=jnp.zeros(2))
     best = checkpoint.restore(folder / "checkpoints", like, part="best")
-    learner = checkpoint.restore(folder / "checkpoints", state.learner, part="best.learner")
-    require_identical(best.learner, learner)
+    learner = checkpoint.restore(folder / "checkpoints", state.train_state, part="best.train_state")
+    require_identical(best.train_state, learner)
     np.testing.assert_allclose(best.score, np.nanmax(scores, axis=1), rtol=1e-6)
     at_iteration = 1 + np.nanargmax(scores, axis=1)
-    np.testing.assert_array_equal(best.learner.env_steps, 16 * at_iteration)
+    np.testing.assert_array_equal(best.train_state.env_steps, 16 * at_iteration)
 
 
 def test_a_score_is_beaten_only_by_a_higher_one():
@@ -204,21 +204,24 @@ def test_a_score_is_beaten_only_by_a_higher_one():
             env_steps=jnp.zeros(4, jnp.int32),
             extras=jax.random.split(jax.random.key(int(scores[0])), 4),
         )
-        return jmarl.running.Best(learner=learner, score=jnp.array(scores))
+        return jmarl.running.Best(train_state=learner, score=jnp.array(scores))
 
     old, new = best(1.0, 2.0, 3.0, np.nan), best(2.0, 2.0, np.nan, 4.0)
     kept = jmarl.running._better(old, new)
     np.testing.assert_array_equal(kept.score, [2.0, 2.0, 3.0, 4.0])
-    np.testing.assert_array_equal(kept.learner.params["w"][:, 0], kept.score)
-    assert kept.learner.extras[0] == new.learner.extras[0] and kept.learner.extras[1] == old.learner.extras[1]
-    assert kept.learner.step.dtype == jnp.int32
+    np.testing.assert_array_equal(kept.train_state.params["w"][:, 0], kept.score)
+    assert (
+        kept.train_state.extras[0] == new.train_state.extras[0]
+        and kept.train_state.extras[1] == old.train_state.extras[1]
+    )
+    assert kept.train_state.step.dtype == jnp.int32
 
 
 def test_another_run_is_not_resumed_and_none_is_overwritten(whole):
     _, folder = whole
     before = written(folder)
-    with pytest.raises(ValueError, match=r"num_steps is 12 in the checkpoint, but 13 here"):
-        run_in(folder, resume=True, num_steps=13)
+    with pytest.raises(ValueError, match=r"num_iterations is 12 in the checkpoint, but 13 here"):
+        run_in(folder, resume=True, num_iterations=13)
     with pytest.raises(ValueError, match=r"best is eval/return_sum in the checkpoint, but eval/return_mean here"):
         run_in(folder, resume=True, best="eval/return_mean")
     with pytest.raises(FileExistsError, match=r"checkpoints exists already: resume the run"):

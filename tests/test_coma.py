@@ -21,8 +21,10 @@ def test_targets_match_a_loop_over_steps(recurrent, team_reward):
     )
     learner, nets, key = jmarl.coma(env.spec, cfg), default_nets(env.spec, cfg), jax.random.key(1)
     run = training.start(env, learner, jax.random.key(0), num_envs=4)
-    target_params = jax.tree.map(lambda p: p + 0.3 * jnp.cos(jnp.arange(p.size)).reshape(p.shape), run.learner.params)
-    state = run.learner.replace(target_params={"critic": target_params["critic"]})
+    target_params = jax.tree.map(
+        lambda p: p + 0.3 * jnp.cos(jnp.arange(p.size)).reshape(p.shape), run.train_state.params
+    )
+    state = run.train_state.replace(target_params={"critic": target_params["critic"]})
     _, batch, _ = training.rollout(env, learner, run, length=8)
     terminated = jnp.zeros((8, 4, 2), bool).at[3, :, 0].set(True).at[5, 1].set(True)
     reward = batch.steps.reward + jnp.array([0.0, 1.0])

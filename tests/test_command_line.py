@@ -81,7 +81,7 @@ def test_command_line_defaults_are_the_preset(algorithm, env):
     assert config == preset.config
     assert command_line.key_values(options.env_kwargs) == preset.env_kwargs
     if preset.replay is not None:
-        assert (options.buffer_size, options.num_updates_per_step) == preset.replay[:4:3]
+        assert (options.buffer_size, options.num_updates) == preset.replay[:4:3]
 
 
 @pytest.mark.parametrize("env", ENVS)
@@ -153,7 +153,7 @@ def test_a_tiny_run_leaves_everything_behind(tmp_path, capsys):
     }
     config = json.loads((folder / "config.json").read_text())
     assert config["command"].endswith(f"mappo {' '.join(words[1:])}")
-    assert (config["seeds"], config["config"]["hidden_sizes"], config["config"]["num_updates"]) == (2, [8], 2)
+    assert (config["seeds"], config["config"]["hidden_sizes"], config["config"]["horizon"]) == (2, [8], 2)
 
     env_steps, metrics = plotting.load_metrics(folder)
     assert env_steps.tolist() == [104, 208] and metrics["train/return_sum"].shape == (2, 2)
@@ -176,17 +176,17 @@ def test_a_tiny_run_leaves_everything_behind(tmp_path, capsys):
 
 
 PREY = ["--env", "predator_prey", "--env-kwargs", "size=4", "num_predators=2", "num_prey=1", "max_steps=8"]
-REPLAY = ["--num-envs", "2", "--rollout-length", "8", "--warmup-steps", "16", "--num-updates-per-step", "2"]
+REPLAY = ["--num-envs", "2", "--rollout-length", "8", "--warmup-steps", "16", "--num-updates", "2"]
 
 
 def test_a_tiny_run_with_replay(tmp_path, capsys):
     folder = tmp_path / "run"
     words = ["vdn", *PREY, *REPLAY, "--hidden-sizes", "8", "--recurrent", "--cell-size", "4", "--sequence-length", "4"]
     words += ["--buffer-size", "64", "--batch-size", "4", "--prioritized", "--seeds", "2", "--total-steps", "32"]
-    words += ["--split", "envs"]  # on one device of no consequence
+    words += ["--shard", "envs"]  # on one device of no consequence
     assert train.main([*words, "--eval-episodes", "2", "--absolute-episodes", "0", "--run-dir", str(folder)]) == folder
     config = json.loads((folder / "config.json").read_text())
-    assert (config["buffer_size"], config["prioritized"], config["config"]["num_updates"]) == (64, True, 2 * 2)
+    assert (config["buffer_size"], config["prioritized"], config["config"]["horizon"]) == (64, True, 2 * 2)
     assert "Replay takes" in capsys.readouterr().out
     assert {"eval/captures", "loss/td", "epsilon"} <= set(plotting.load_metrics(folder)[1])
     assert (folder / "trained.gif").exists()
@@ -214,7 +214,7 @@ def test_bad_replay_is_refused_in_one_sentence_and_leaves_no_folder(words, sente
 
 def test_quick_preset():
     _, options, config = parse("vdn --preset quick")
-    assert (options.seeds, options.num_updates_per_step, options.total_steps) == (1, 64, 210_000)
+    assert (options.seeds, options.num_updates, options.total_steps) == (1, 64, 210_000)
     assert options.preset == "quick" and config.gamma == 0.85
 
 

@@ -45,7 +45,7 @@ def train(name="mappo", **changes):
     options = {"num_seeds": 8, "evaluation": jmarl.Evaluation(num_episodes=3, every=2), "sinks": [sink]}
     loop, cfg = CASES[name]
     cfg = changes.pop("cfg", cfg)
-    state = jmarl.run(loop, jax.random.key(0), cfg, num_steps=6, steps_per_chunk=2, **options | changes)
+    state = jmarl.run(loop, jax.random.key(0), cfg, num_iterations=6, iterations_per_chunk=2, **options | changes)
     return state, rows
 
 
@@ -91,7 +91,7 @@ def environments_of_maddpg():
 
 
 def compare_environments_with_one_device(name, num, **devices):
-    state, rows = train(name, num_seeds=1, split="envs", **devices)
+    state, rows = train(name, num_seeds=1, shard="envs", **devices)
     num_envs = state.first.shape[1]
     assert len(state.first.sharding.device_set) == num
     assert len(state.first.addressable_shards[0].data[0]) == num_envs // num
@@ -133,8 +133,8 @@ def refusals():
         ({"devices": 9}, "devices=9, but there are 8: choose 1 to 8"),
         ({"devices": []}, "devices=\\[\\] names no device: name at least one, or None"),
         ({"devices": 3}, "8 seeds cannot be shared equally by 3 devices"),
-        ({"split": "agents"}, "split='agents' is not known"),
-        ({"split": "envs", "devices": 3}, "num_envs=8 cannot be shared equally by 3 devices"),
+        ({"shard": "agents"}, "shard='agents' is not known"),
+        ({"shard": "envs", "devices": 3}, "num_envs=8 cannot be shared equally by 3 devices"),
     ]:
         with pytest.raises(ValueError, match=sentence):
             train(**arguments)

@@ -93,7 +93,7 @@ def test_readme_examples_run(tmp_path, monkeypatch):
         'jmarl.make("MPE_simple_spread_v3")': "jmarl.envs.matrix_game([[1.0, 0.0], [0.0, 0.5]])",
         "make_train(loop, 200)": "make_train(loop, 2)",
         "make_train(q_loop, 100)": "make_train(q_loop, 2)",
-        "num_steps=1000": "num_steps=2",
+        "num_iterations=1000": "num_iterations=2",
     }
     monkeypatch.chdir(tmp_path)
     names = run_smaller("\n".join(blocks), changes)

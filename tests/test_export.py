@@ -102,11 +102,11 @@ def learner_of(name):
     return env, learner, jmarl.checkpoint.take_seed(states, 2)
 
 
-def observations(env, num_steps=4, num_envs=5):
+def observations(env, num_iterations=4, num_envs=5):
     """Views that no environment made, with everything legal that is so in this one."""
     obs = jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.key(1), num_envs))[1]
     rng = np.random.default_rng(2)
-    for _ in range(num_steps):
+    for _ in range(num_iterations):
         agents, state = (jnp.asarray(rng.normal(size=x.shape), jnp.float32) for x in (obs.agents, obs.state))
         yield obs.replace(agents=agents, state=state)
 
@@ -226,7 +226,7 @@ def trained(tmp_path_factory):
     """A run of two seeds, evaluated twice, with an absolute metric of three rounds."""
     folder = tmp_path_factory.mktemp("runs") / "run"
     words = ["iql", "--env", "CartPole-v1", "--env-kwargs", "max_steps_in_episode=8"]
-    words += ["--num-envs", "2", "--rollout-length", "8", "--warmup-steps", "16", "--num-updates-per-step", "1"]
+    words += ["--num-envs", "2", "--rollout-length", "8", "--warmup-steps", "16", "--num-updates", "1"]
     words += ["--buffer-size", "64", "--batch-size", "4", "--hidden-sizes", "8", "--seeds", "2", "--total-steps", "32"]
     words += ["--eval-episodes", "3", "--eval-every", "1", "--absolute-episodes", "8", "--no-gif"]
     return train.main([*words, "--run-dir", str(folder)])

@@ -11,7 +11,7 @@ import pytest
 
 from jmarl import logging
 
-INFO = {"num_seeds": 2, "num_steps": 4, "env_steps_per_step": 100, "total_env_steps": 400}
+INFO = {"num_seeds": 2, "num_iterations": 4, "env_steps_per_iteration": 100, "total_env_steps": 400}
 
 
 def rows(path):

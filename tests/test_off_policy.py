@@ -24,15 +24,15 @@ def small_loop(algorithm=jmarl.vdn, env=CLIMBING, buffer=None, **options):
 def test_warm_up_is_collected_before_the_first_update():
     run = jax.jit(small_loop().init)(jax.random.key(0), SMALL)
     assert int(run.env_steps) == 24  # three rounds of eight: the first that reach 20
-    assert int(run.learner.step) == 0 and int(run.buffer.count) == 24
+    assert int(run.train_state.step) == 0 and int(run.buffer.count) == 24
 
 
 def test_each_iteration_collects_once_and_learns_as_often_as_asked():
     loop = small_loop()
     run, metrics = jax.jit(jmarl.make_train(loop, 3))(jax.random.key(0), SMALL)
-    assert int(run.env_steps) == 24 + 3 * 8 and int(run.learner.step) == 3 * 2
+    assert int(run.env_steps) == 24 + 3 * 8 and int(run.train_state.step) == 3 * 2
     assert int(run.buffer.count) == 48 and all(x.shape == (3,) for x in metrics.values())
-    assert loop.env_steps_per_step == 8 and loop.updates_per_step == 2
+    assert loop.env_steps_per_iteration == 8 and loop.updates_per_iteration == 2
 
 
 def test_schedules_end_with_the_run():
@@ -63,7 +63,9 @@ def test_seeds_side_by_side_equal_seeds_alone_and_differ():
     keys = jax.random.split(jax.random.key(0), 2)
     together, _ = jax.jit(jax.vmap(train, (0, None)))(keys, SMALL)
     alone, _ = jax.jit(train)(keys[1], SMALL)
-    for x, y in zip(jax.tree.leaves(together.learner.params), jax.tree.leaves(alone.learner.params), strict=True):
+    for x, y in zip(
+        jax.tree.leaves(together.train_state.params), jax.tree.leaves(alone.train_state.params), strict=True
+    ):
         np.testing.assert_allclose(x[1], y, rtol=1e-5, atol=1e-6)
     assert (together.buffer.steps.action[0] != together.buffer.steps.action[1]).any()
 
@@ -103,22 +105,22 @@ def test_a_sweep_over_learning_rates_is_one_trace_and_equals_single_runs():
 
     def counted(key, cfg):
         traces.append(1)
-        return train(key, cfg)[0].learner.params
+        return train(key, cfg)[0].train_state.params
 
     cfgs, axes = jmarl.sweep(SMALL, learning_rate=[1e-3, 1e-2])
     swept = jax.jit(jax.vmap(counted, (None, axes)))(jax.random.key(0), cfgs)
-    alone = jax.jit(train)(jax.random.key(0), SMALL.replace(learning_rate=1e-2))[0].learner.params
+    alone = jax.jit(train)(jax.random.key(0), SMALL.replace(learning_rate=1e-2))[0].train_state.params
     assert len(traces) == 1
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x[1], y, rtol=1e-5, atol=1e-6), swept, alone)
 
 
 def test_run_says_what_the_replay_takes_and_refuses_what_does_not_fit(capsys):
     loop = small_loop()
-    jmarl.run(loop, jax.random.key(0), SMALL, num_steps=1, num_seeds=2)
+    jmarl.run(loop, jax.random.key(0), SMALL, num_iterations=1, num_seeds=2)
     assert "Replay takes" in capsys.readouterr().out
     huge = small_loop(buffer=buffers.uniform(2**31 - 1, 8))
     with pytest.raises(ValueError, match=r"Replay of 2 seeds takes .* GiB, .* has .*: lower the buffer's capacity"):
-        jmarl.run(huge, jax.random.key(0), SMALL, num_steps=1, num_seeds=2)
+        jmarl.run(huge, jax.random.key(0), SMALL, num_iterations=1, num_seeds=2)
 
 
 def test_environment_steps_are_counted_up_to_the_largest_number():
@@ -127,7 +129,7 @@ def test_environment_steps_are_counted_up_to_the_largest_number():
     learner = jmarl.pqn_vdn(env.spec, PQNConfig(hidden_sizes=(4,)))
     run = training.start(env, learner, jax.random.key(0), num_envs=4)
     for before, after in ((2**31 - 4, 2**31 - 1), (2**31 - 1, 2**31 - 1), (100, 108)):
-        there = run.replace(learner=run.learner.replace(env_steps=jnp.int32(before)))
+        there = run.replace(train_state=run.train_state.replace(env_steps=jnp.int32(before)))
         assert int(training.rollout(env, learner, there, length=2)[0].env_steps) == after
 
 
@@ -154,13 +156,13 @@ def test_bad_loops():
 # ---------------------------------------------------------------------------------------- games of known solution
 
 
-def returns_after(loop, cfg, num_steps, num_seeds=3):
+def returns_after(loop, cfg, num_iterations, num_seeds=3):
     """Greedy return of each seed, averaged over agents."""
 
     def train(key):
-        run, _ = jmarl.make_train(loop, num_steps)(key, cfg)
+        run, _ = jmarl.make_train(loop, num_iterations)(key, cfg)
         learner = loop.algorithm(loop.env.spec, cfg)
-        return jmarl.evaluate(loop.env, learner, run.learner, key, num_episodes=8)["eval/return_mean"]
+        return jmarl.evaluate(loop.env, learner, run.train_state, key, num_episodes=8)["eval/return_mean"]
 
     return np.asarray(jax.jit(jax.vmap(train))(jax.random.split(jax.random.key(0), num_seeds)))
 
@@ -252,14 +254,14 @@ def test_pqn_targets_match_a_loop_over_steps(recurrent):
     after, targets = np.zeros(4), np.zeros((8, 4))
     for t in reversed(range(8)):
         now = jax.tree.map(lambda x, t=t: x[t], steps)
-        q = networks.one_step(agent)(run.learner.params["agent"], now.extras, now.next_obs, jnp.zeros(4, bool))[1]
+        q = networks.one_step(agent)(run.train_state.params["agent"], now.extras, now.next_obs, jnp.zeros(4, bool))[1]
         best = (np.max(q, axis=-1) * alive[t]).sum(-1)
         cut = np.asarray(now.last) | (t == 7)
         after = np.where(cut, best, 0.2 * best + 0.8 * after)
         after = np.asarray(now.reward).sum(-1) + 0.9 * ~np.asarray(now.terminated).all(-1) * after
         targets[t] = after
     assert steps.last[:-1].any() and terminated.all(-1).any() and not terminated.all()
-    _, metrics = jax.jit(learner.update)(run.learner, batch.replace(steps=steps), jax.random.key(0))
+    _, metrics = jax.jit(learner.update)(run.train_state, batch.replace(steps=steps), jax.random.key(0))
     np.testing.assert_allclose(metrics["value/target"], targets.mean(), rtol=1e-5)
 
 

@@ -154,7 +154,7 @@ def test_unrolling_the_rollout_gives_what_acting_recorded(options):
     _, run, batch = collect(env, cfg)
     assert batch.steps.last[:-1].any()
     nets = ppo.default_nets(env.spec, cfg)
-    carry, (policy, value) = nets.model.apply(run.learner.params, batch.carry, batch.steps.obs, batch.steps.first)
+    carry, (policy, value) = nets.model.apply(run.train_state.params, batch.carry, batch.steps.obs, batch.steps.first)
     pi = nets.distribution(policy, batch.steps.obs.action_mask)
     np.testing.assert_allclose(pi.log_prob(batch.steps.action), batch.steps.extras.log_prob, atol=1e-5)
     np.testing.assert_allclose(value, batch.steps.extras.value, atol=1e-5)
@@ -166,7 +166,7 @@ def test_first_minibatch_of_sequences_has_ratio_one():
     env = envs.matrix_game(PAYOFF, num_steps=3)
     cfg = SMALL.replace(recurrent=True, recurrent_length=4, num_epochs=1, num_minibatches=1, gae_lambda=0.9)
     learner, run, batch = collect(env, cfg)
-    _, metrics = learner.update(run.learner, batch, jax.random.key(1))
+    _, metrics = learner.update(run.train_state, batch, jax.random.key(1))
     assert abs(metrics["policy/approx_kl"]) < 1e-6
     assert metrics["policy/clip_fraction"] == 0
 
@@ -183,7 +183,7 @@ def test_time_limits_bootstrap_and_terminations_do_not():
         loop = jmarl.on_policy(env, jmarl.ippo, num_envs=4, rollout_length=4)
         run, _ = jax.jit(jmarl.make_train(loop, 60))(jax.random.key(0), cfg)
         learner = jmarl.ippo(env.spec, cfg)
-        _, _, memory = learner.act(run.learner, run.carry, run.obs, run.first, jax.random.key(0))
+        _, _, memory = learner.act(run.train_state, run.carry, run.obs, run.first, jax.random.key(0))
         values[time_limit] = float(memory.value.mean())
     assert values["truncated"] == pytest.approx(1 / (1 - gamma), abs=0.05)
     assert 1 < values["terminal"] < 1.6  # between 1 (last step) and 1 + γ (first)
@@ -204,7 +204,7 @@ def test_finds_the_best_joint_action_of_a_coordination_game(algorithm):
     env = envs.matrix_game([[1.0, 0.0], [0.0, 2.0]])
     loop = jmarl.on_policy(env, algorithm, num_envs=16, rollout_length=8)
     run, _ = jax.jit(jmarl.make_train(loop, 40))(jax.random.key(0), SMALL)
-    metrics = evaluation.evaluate(env, algorithm(env.spec, SMALL), run.learner, jax.random.key(1), num_episodes=4)
+    metrics = evaluation.evaluate(env, algorithm(env.spec, SMALL), run.train_state, jax.random.key(1), num_episodes=4)
     assert metrics["eval/return_mean"] == 2.0
 
 
@@ -214,7 +214,7 @@ def test_only_a_recurrent_policy_remembers_the_cue(recurrent):
     cfg = SMALL.replace(recurrent=recurrent, num_minibatches=1, num_epochs=4, learning_rate=2e-2)
     loop = jmarl.on_policy(env, jmarl.ippo, num_envs=32, rollout_length=12)
     run, _ = jax.jit(jmarl.make_train(loop, 40))(jax.random.key(0), cfg)
-    metrics = evaluation.evaluate(env, jmarl.ippo(env.spec, cfg), run.learner, jax.random.key(1), num_episodes=64)
+    metrics = evaluation.evaluate(env, jmarl.ippo(env.spec, cfg), run.train_state, jax.random.key(1), num_episodes=64)
     if recurrent:
         assert metrics["eval/return_mean"] == 1.0
     else:
@@ -227,7 +227,7 @@ def test_continuous_policy_finds_the_target(name):
     cfg = SMALL.replace(action_distribution=name, ent_coef=0.0, learning_rate=1e-2)
     loop = jmarl.on_policy(env, jmarl.ippo, num_envs=64, rollout_length=4)
     run, _ = jax.jit(jmarl.make_train(loop, 60))(jax.random.key(0), cfg)
-    metrics = evaluation.evaluate(env, jmarl.ippo(env.spec, cfg), run.learner, jax.random.key(1), num_episodes=16)
+    metrics = evaluation.evaluate(env, jmarl.ippo(env.spec, cfg), run.train_state, jax.random.key(1), num_episodes=16)
     assert metrics["eval/return_mean"] > -0.01
 
 
@@ -243,20 +243,20 @@ def test_schedules_end_with_the_run():
 def test_target_kl_stops_the_iteration():
     env = envs.matrix_game(PAYOFF)
     learner, run, batch = collect(env, SMALL.replace(target_kl=-1.0))  # exceeded before the first step
-    state, _ = learner.update(run.learner, batch, jax.random.key(0))
-    jax.tree.map(np.testing.assert_array_equal, state.params, run.learner.params)
+    state, _ = learner.update(run.train_state, batch, jax.random.key(0))
+    jax.tree.map(np.testing.assert_array_equal, state.params, run.train_state.params)
     learner, run, batch = collect(env, SMALL.replace(target_kl=1e9))
     with jax.disable_jit():  # compiled, they would be two programs, which round in two ways
-        state, _ = learner.update(run.learner, batch, jax.random.key(0))
-        never, _ = jmarl.ippo(env.spec, SMALL).update(run.learner, batch, jax.random.key(0))
+        state, _ = learner.update(run.train_state, batch, jax.random.key(0))
+        never, _ = jmarl.ippo(env.spec, SMALL).update(run.train_state, batch, jax.random.key(0))
     jax.tree.map(np.testing.assert_array_equal, state.params, never.params)
 
 
 def test_schedules_go_on_where_target_kl_stopped_an_iteration():
     env = envs.matrix_game(PAYOFF)
-    cfg = SMALL.replace(target_kl=-1.0, learning_rate_schedule="linear", num_updates=2)
+    cfg = SMALL.replace(target_kl=-1.0, learning_rate_schedule="linear", horizon=2)
     learner, run, batch = collect(env, cfg)
-    state, metrics = learner.update(run.learner, batch, jax.random.key(0))
+    state, metrics = learner.update(run.train_state, batch, jax.random.key(0))
     assert int(state.step) == 4 and float(metrics["learning_rate"]) == pytest.approx(cfg.learning_rate / 2)
     counts = {str(path): int(x) for path, x in jax.tree_util.tree_leaves_with_path(state.opt_state) if x.ndim == 0}
     assert sorted(counts.values()) == [0, 4]  # Adam's, which has seen nothing, and the schedule's
@@ -267,11 +267,11 @@ def test_the_critic_can_have_a_rate_of_its_own(clip_separately):
     env = envs.matrix_game(PAYOFF)
     cfg = SMALL.replace(critic_learning_rate=0.0, clip_separately=clip_separately)
     learner, run, batch = collect(env, cfg)
-    state, _ = learner.update(run.learner, batch, jax.random.key(0))
-    jax.tree.map(np.testing.assert_array_equal, state.params["critic"], run.learner.params["critic"])
+    state, _ = learner.update(run.train_state, batch, jax.random.key(0))
+    jax.tree.map(np.testing.assert_array_equal, state.params["critic"], run.train_state.params["critic"])
     assert any(
         not np.array_equal(a, b)
-        for a, b in zip(*map(jax.tree.leaves, (state.params["actor"], run.learner.params["actor"])), strict=True)
+        for a, b in zip(*map(jax.tree.leaves, (state.params["actor"], run.train_state.params["actor"])), strict=True)
     )
 
 
@@ -285,8 +285,8 @@ def test_value_normalisation_leaves_advantages_in_units_of_reward():
     learner, run, batch = collect(envs.probe("time_limit", num_steps=3), cfg)
     large = batch.replace(steps=batch.steps.replace(reward=100 * batch.steps.reward))
     seen_large = SEEN.replace(mean=100 * SEEN.mean, variance=1e4 * SEEN.variance)
-    state, _ = learner.update(run.learner.replace(extras=SEEN), batch, jax.random.key(0))
-    scaled, _ = learner.update(run.learner.replace(extras=seen_large), large, jax.random.key(0))
+    state, _ = learner.update(run.train_state.replace(extras=SEEN), batch, jax.random.key(0))
+    scaled, _ = learner.update(run.train_state.replace(extras=seen_large), large, jax.random.key(0))
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-5), state.params, scaled.params)
 
 
@@ -296,8 +296,8 @@ def test_the_first_step_finds_nothing_to_clip():
     learner, run, batch = collect(env, ONE_STEP.replace(normalize_value=True, value_norm_beta=0.1))
     clipped, *_ = collect(env, ONE_STEP.replace(normalize_value=True, value_norm_beta=0.1, value_clip_eps=0.01))
     batch = batch.replace(steps=batch.steps.replace(reward=50 * batch.steps.reward))  # moves the statistics far
-    state, _ = learner.update(run.learner, batch, jax.random.key(0))
-    same, _ = clipped.update(run.learner, batch, jax.random.key(0))
+    state, _ = learner.update(run.train_state, batch, jax.random.key(0))
+    same, _ = clipped.update(run.train_state, batch, jax.random.key(0))
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-7), state.params, same.params)
 
 
@@ -306,10 +306,10 @@ def test_the_first_ratio_is_one_where_actions_are_at_their_bounds(distribution):
     env = envs.probe("continuous")
     learner = jmarl.ippo(env.spec, ONE_STEP.replace(action_distribution=distribution))
     run = training.start(env, learner, jax.random.key(0), num_envs=32)
-    far = jax.tree.map(lambda p: p + 10.0 * (p.ndim == 1), run.learner.params["actor"])  # biases
-    run = run.replace(learner=run.learner.replace(params={**run.learner.params, "actor": far}))
+    far = jax.tree.map(lambda p: p + 10.0 * (p.ndim == 1), run.train_state.params["actor"])  # biases
+    run = run.replace(train_state=run.train_state.replace(params={**run.train_state.params, "actor": far}))
     run, batch, _ = training.rollout(env, learner, run, length=2)
-    _, metrics = learner.update(run.learner, batch, jax.random.key(0))
+    _, metrics = learner.update(run.train_state, batch, jax.random.key(0))
     assert metrics["policy/clip_fraction"] == 0 and abs(metrics["policy/approx_kl"]) < 1e-6
 
 
@@ -321,7 +321,7 @@ def test_targets_match_a_loop_over_steps(recurrent):
     learner, run, batch = collect(env, cfg)
     steps, nets = batch.steps, ppo.default_nets(env.spec, cfg)
     one_step = networks.one_step(nets.model)
-    state = run.learner.replace(extras=SEEN)
+    state = run.train_state.replace(extras=SEEN)
     value, reward, advantage = (np.zeros((8, 4, 1)) for _ in range(3))
     after = np.zeros((4, 1))
     for t in reversed(range(8)):
@@ -390,28 +390,28 @@ def test_bad_configs_are_refused_in_one_sentence(message):
 def test_a_schedule_without_an_end_serves_to_act_but_not_to_learn():
     env = envs.matrix_game(PAYOFF)
     learner, run, batch = collect(env, SMALL.replace(learning_rate_schedule="linear"))
-    evaluation.evaluate(env, learner, run.learner, jax.random.key(0), num_episodes=2)
-    with pytest.raises(ValueError, match="learning_rate_schedule='linear' needs num_updates"):
-        learner.update(run.learner, batch, jax.random.key(0))
+    evaluation.evaluate(env, learner, run.train_state, jax.random.key(0), num_episodes=2)
+    with pytest.raises(ValueError, match="learning_rate_schedule='linear' needs horizon"):
+        learner.update(run.train_state, batch, jax.random.key(0))
 
 
 def test_what_an_update_cannot_use_is_refused():
     env = envs.matrix_game(PAYOFF)
     learner, run, batch = collect(env, SMALL)
     with pytest.raises(ValueError, match="has a weight for each step, but on-policy learners count every step alike"):
-        learner.update(run.learner, batch.replace(weight=jnp.ones(batch.steps.first.shape)), jax.random.key(0))
+        learner.update(run.train_state, batch.replace(weight=jnp.ones(batch.steps.first.shape)), jax.random.key(0))
     with pytest.raises(ValueError, match="recurrent_length=4 is of recurrent networks: set recurrent=True"):
-        jmarl.ippo(env.spec, SMALL.replace(recurrent_length=4)).update(run.learner, batch, jax.random.key(0))
+        jmarl.ippo(env.spec, SMALL.replace(recurrent_length=4)).update(run.train_state, batch, jax.random.key(0))
 
 
 def test_sequences_that_do_not_divide_are_refused():
     env = envs.matrix_game(PAYOFF)
     with pytest.raises(ValueError, match=r"recurrent_length=3 must divide the rollout of 8 steps.*\[1, 2, 4, 8\]"):
         learner, run, batch = collect(env, SMALL.replace(recurrent=True, recurrent_length=3))
-        learner.update(run.learner, batch, jax.random.key(0))
+        learner.update(run.train_state, batch, jax.random.key(0))
     with pytest.raises(ValueError, match="num_minibatches=3 must divide the 4 sequences"):
         learner, run, batch = collect(env, SMALL.replace(recurrent=True, num_minibatches=3))
-        learner.update(run.learner, batch, jax.random.key(0))
+        learner.update(run.train_state, batch, jax.random.key(0))
 
 
 @pytest.mark.parametrize(

@@ -291,9 +291,9 @@ def test_gradients_flow_through_the_first_steps_of_an_episode_and_not_into_a_bur
 
 
 @pytest.mark.parametrize(
-    "num_steps, weights", [(4, {(1, 1, 1, 1)}), (7, {(1, 1, 1, 1), (0, 0, 1, 0)})], ids=["4 steps", "7 steps"]
+    "num_iterations, weights", [(4, {(1, 1, 1, 1)}), (7, {(1, 1, 1, 1), (0, 0, 1, 0)})], ids=["4 steps", "7 steps"]
 )
-def test_every_step_of_an_episode_is_learnt_but_a_burn_in_inside_it(num_steps, weights):
+def test_every_step_of_an_episode_is_learnt_but_a_burn_in_inside_it(num_iterations, weights):
     env = envs.probe("memory", num_agents=2, num_steps=num_steps)
     cfg = LEARNERS["iql"][1].replace(recurrent=True, cell_size=4, burn_in=2)
     learner, buffer = jmarl.iql(env.spec, cfg), buffers.uniform(32, 32, sequence_length=4)
@@ -302,9 +302,9 @@ def test_every_step_of_an_episode_is_learnt_but_a_burn_in_inside_it(num_steps, w
     @jax.jit
     def weights_of_values(key):
         run = jmarl.training.start(env, learner, key, num_envs=2)
-        _, rollout, _ = jmarl.rollout(env, learner, run, length=2 * num_steps)
+        _, rollout, _ = jmarl.rollout(env, learner, run, length=2 * num_iterations)
         batch = buffer.sample(buffer.add(buffer.init(rollout), rollout), key)
-        params = run.learner.params
+        params = run.train_state.params
         return q_learning.values_and_targets(params, params, batch, nets=nets, cfg=cfg)[2]
 
     mask = weights_of_values(jax.random.key(0))
@@ -368,7 +368,7 @@ def test_target_network_is_copied_every_few_steps_or_follows_slowly():
 def test_learning_rate_ends_at_its_end_value():
     spec = envs.matrix_game(np.zeros((3, 3))).spec
     cfg = LEARNERS["vdn"][1].replace(
-        learning_rate=1e-3, learning_rate_schedule="linear", learning_rate_end=0.1, num_updates=4
+        learning_rate=1e-3, learning_rate_schedule="linear", learning_rate_end=0.1, horizon=4
     )
     learner = jmarl.vdn(spec, cfg)
     state, update = learner.init(jax.random.key(0)), jax.jit(learner.update)
@@ -508,7 +508,7 @@ def test_a_schedule_without_its_end_is_refused():
     spec = envs.matrix_game(np.eye(2)).spec
     learner = jmarl.vdn(spec, QConfig(hidden_sizes=(4,), learning_rate_schedule="linear"))
     state = jax.eval_shape(learner.init, jax.random.key(0))
-    with pytest.raises(ValueError, match="learning_rate_schedule='linear' needs num_updates"):
+    with pytest.raises(ValueError, match="learning_rate_schedule='linear' needs horizon"):
         jax.eval_shape(learner.update, state, random_batch(spec, jax.random.key(1)), jax.random.key(2))
 
 

@@ -225,7 +225,7 @@ def test_runs_with_other_settings_stay_apart(tmp_path):
 
 
 def test_where_a_run_was_computed_is_no_setting():
-    facts = {"config": {}, "env_kwargs": {}, "devices": 2, "split": "envs", "distributed": True, "num_envs": 4}
+    facts = {"config": {}, "env_kwargs": {}, "devices": 2, "shard": "envs", "distributed": True, "num_envs": 4}
     assert report.settings_of(facts) == {"num_envs": 4} | dict.fromkeys(report.NOT_THE_TASK)
 
 

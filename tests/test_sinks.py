@@ -240,5 +240,13 @@ def test_run_with_a_board(tmp_path):
     env = jmarl.envs.matrix_game([[1.0, 0.0], [0.0, 0.0]])
     loop = jmarl.on_policy(env, jmarl.random_policy, num_envs=2, rollout_length=2)
     sink = logging.tensorboard(tmp_path / "board")
-    jmarl.run(loop, jax.random.key(0), jmarl.RandomConfig(), num_steps=2, steps_per_chunk=1, num_seeds=2, sinks=[sink])
+    jmarl.run(
+        loop,
+        jax.random.key(0),
+        jmarl.RandomConfig(),
+        num_iterations=2,
+        iterations_per_chunk=1,
+        num_seeds=2,
+        sinks=[sink],
+    )
     assert list(series(tmp_path / "board" / "seed_1")["train/return_sum"]) == [4, 8]

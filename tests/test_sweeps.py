@@ -18,7 +18,7 @@ LOOP = jmarl.on_policy(envs.probe("memory", num_agents=2, num_steps=3), jmarl.ip
 TINY = "ippo --env CartPole-v1 --num-envs 2 --rollout-length 8 --total-steps 64 --log-every 1 --no-gif --seeds 2"
 TINY += " --hidden-sizes 8 --num-epochs 1 --num-minibatches 1 --eval-episodes 2"
 REPLAY = "iql --env CartPole-v1 --num-envs 2 --rollout-length 4 --total-steps 16 --log-every 1 --seeds 1"
-REPLAY += " --buffer-size 64 --batch-size 4 --warmup-steps 16 --num-updates-per-step 1"
+REPLAY += " --buffer-size 64 --batch-size 4 --warmup-steps 16 --num-updates 1"
 REPLAY += " --hidden-sizes 8 --eval-episodes 0"
 
 
@@ -28,8 +28,8 @@ def learn(cfg, **options):
     sink = jmarl.logging.Sink(lambda info: None, lambda *row: rows.append(row[2]), lambda: None)
     evaluation = jmarl.Evaluation(num_episodes=2, every=2)
     options = {"num_seeds": 2, "sinks": [sink], "evaluation": evaluation} | options
-    state = jmarl.run(LOOP, jax.random.key(0), cfg, num_steps=4, steps_per_chunk=2, **options)
-    return state.learner, rows
+    state = jmarl.run(LOOP, jax.random.key(0), cfg, num_iterations=4, iterations_per_chunk=2, **options)
+    return state.train_state, rows
 
 
 def require_close(one, other):
@@ -156,7 +156,7 @@ def test_the_script_leaves_a_run_folder_for_each_setting(tmp_path, capsys):
         ("--sweep num-minibatches=1,7", "num_minibatches=7 must divide"),  # of the second compilation
         ("--sweep gamma=0.9,0.8 --seeds 0", "--seeds 0 must be at least 1"),
         ("--sweep gamma=0.9,0.8 --eval-every 0", "--eval-every 0 must be at least 1"),
-        ("--sweep gamma=0.9,0.8 --split envs --devices 9", "devices=9, but there are 1"),  # by `jmarl.run`
+        ("--sweep gamma=0.9,0.8 --shard envs --devices 9", "devices=9, but there are 1"),  # by `jmarl.run`
         ("--sweep gamma=0.9,0.8 --gif", "--sweep draws no GIF and plays no absolute episodes"),
         ("--sweep gamma=0.9,0.8 --absolute_episodes=3", "--sweep draws no GIF and plays no absolute episodes"),
     ],

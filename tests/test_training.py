@@ -37,16 +37,18 @@ def trained(train):
 
 def test_seeds_differ_and_repeat(train, trained):
     run, _ = trained
-    for leaf in jax.tree.leaves(run.learner.params):
+    for leaf in jax.tree.leaves(run.train_state.params):
         assert not np.array_equal(leaf[0], leaf[1]) or not leaf[0].any()  # biases may still be zero
     again, _ = train(jax.random.split(jax.random.key(0), 3), CFG)
-    jax.tree.map(np.testing.assert_array_equal, run.learner, again.learner)
+    jax.tree.map(np.testing.assert_array_equal, run.train_state, again.train_state)
 
 
 def test_vmapped_seeds_equal_single_seeds(trained):
     run, metrics = trained
     single, single_metrics = jax.jit(jmarl.make_train(LOOP, 10))(jax.random.split(jax.random.key(0), 3)[1], CFG)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a[1], b, atol=1e-5), run.learner.params, single.learner.params)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a[1], b, atol=1e-5), run.train_state.params, single.train_state.params
+    )
     np.testing.assert_allclose(metrics["train/return_sum"][1], single_metrics["train/return_sum"], atol=1e-5)
 
 
@@ -60,7 +62,7 @@ def test_a_sweep_is_one_trace_and_equals_the_single_runs():
     for i, rate in enumerate(rates):
         single, _ = one(keys[1], CFG.replace(learning_rate=rate))
         compare = lambda a, b, i=i: np.testing.assert_allclose(a[i, 1], b, atol=1e-5)  # noqa: E731
-        jax.tree.map(compare, run.learner.params, single.learner.params)
+        jax.tree.map(compare, run.train_state.params, single.train_state.params)
 
 
 def test_sweep_refuses_what_would_need_another_compilation():
@@ -160,7 +162,7 @@ def test_no_finished_episode_is_nan_and_does_not_spoil_the_mean():
     _, metrics = jax.jit(jmarl.make_train(loop, 3))(jax.random.key(0), CFG)
     np.testing.assert_array_equal(metrics["train/return_mean"], [np.nan, 6.0, 6.0])
     rows = []
-    jmarl.run(loop, jax.random.key(0), CFG, num_steps=3, steps_per_chunk=3, sinks=[memory_sink(rows)])
+    jmarl.run(loop, jax.random.key(0), CFG, num_iterations=3, iterations_per_chunk=3, sinks=[memory_sink(rows)])
     assert rows[1][2]["train/return_mean"] == 6.0
 
 
@@ -171,7 +173,7 @@ def test_a_loss_that_is_nan_once_is_no_mean_over_the_rest(capsys):
 
     rows = []
     loop = LOOP._replace(step=step)
-    jmarl.run(loop, jax.random.key(0), CFG, num_steps=4, steps_per_chunk=2, sinks=[memory_sink(rows)])
+    jmarl.run(loop, jax.random.key(0), CFG, num_iterations=4, iterations_per_chunk=2, sinks=[memory_sink(rows)])
     assert [bool(np.isnan(row[2]["loss/total"][0])) for row in rows[1:-1]] == [True, False]
     assert "loss/total is nan after 32 steps, for seeds 0 of 1" in capsys.readouterr().out
     assert not any(np.isnan(row[2]["loss/actor"][0]) for row in rows[1:-1])
@@ -180,7 +182,7 @@ def test_a_loss_that_is_nan_once_is_no_mean_over_the_rest(capsys):
 def test_a_metric_is_one_number():
     loop = LOOP._replace(step=lambda run, cfg: (run, {"loss/each": jnp.zeros(3)}))
     with pytest.raises(ValueError, match=r"The metric 'loss/each' has shape \(3,\), but a metric is one number"):
-        jmarl.run(loop, jax.random.key(0), CFG, num_steps=1)
+        jmarl.run(loop, jax.random.key(0), CFG, num_iterations=1)
 
 
 def test_run_writes_rows_with_a_seed_axis_and_evaluates():
@@ -189,8 +191,8 @@ def test_run_writes_rows_with_a_seed_axis_and_evaluates():
         LOOP,
         jax.random.key(0),
         CFG,
-        num_steps=5,
-        steps_per_chunk=2,
+        num_iterations=5,
+        iterations_per_chunk=2,
         num_seeds=2,
         sinks=[memory_sink(rows)],
         evaluation=jmarl.Evaluation(num_episodes=3, every=2),
@@ -207,20 +209,21 @@ def test_run_writes_rows_with_a_seed_axis_and_evaluates():
 def test_run_equals_make_train(trained):
     """The same key gives the same run, chunk by chunk or all at once."""
     key_init, _ = jax.random.split(jax.random.key(0))
-    state = jmarl.run(LOOP, jax.random.key(0), CFG, num_steps=4, steps_per_chunk=3)
+    state = jmarl.run(LOOP, jax.random.key(0), CFG, num_iterations=4, iterations_per_chunk=3)
     whole, _ = jax.jit(jmarl.make_train(LOOP, 4))(jax.random.split(key_init, 1)[0], CFG)
     compare = lambda a, b: np.testing.assert_allclose(a[0], b, atol=1e-6)  # noqa: E731
-    jax.tree.map(compare, state.learner.params, whole.learner.params)
+    jax.tree.map(compare, state.train_state.params, whole.train_state.params)
 
 
 def test_seeds_one_by_one_equal_seeds_side_by_side():
     one, other = (
-        jmarl.run(LOOP, jax.random.key(0), CFG, num_steps=2, num_seeds=3, seed_axis=axis) for axis in ("map", "vmap")
+        jmarl.run(LOOP, jax.random.key(0), CFG, num_iterations=2, num_seeds=3, seed_axis=axis)
+        for axis in ("map", "vmap")
     )
     compare = lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6)  # noqa: E731
-    jax.tree.map(compare, one.learner.params, other.learner.params)
+    jax.tree.map(compare, one.train_state.params, other.train_state.params)
     with pytest.raises(ValueError, match="seed_axis='scan' is not known: choose 'vmap' or 'map'"):
-        jmarl.run(LOOP, jax.random.key(0), CFG, num_steps=2, seed_axis="scan")
+        jmarl.run(LOOP, jax.random.key(0), CFG, num_iterations=2, seed_axis="scan")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -234,7 +237,12 @@ def test_ctrl_c_and_sigterm_end_a_run_with_what_it_has(number, capsys):
             os.kill(os.getpid(), number)
 
     state = jmarl.run(
-        LOOP, jax.random.key(0), CFG, num_steps=50, steps_per_chunk=1, sinks=[sink._replace(write=interrupting)]
+        LOOP,
+        jax.random.key(0),
+        CFG,
+        num_iterations=50,
+        iterations_per_chunk=1,
+        sinks=[sink._replace(write=interrupting)],
     )
     assert int(state.env_steps[0]) == 2 * 16
     assert rows[-1] == "end"
@@ -249,7 +257,9 @@ def test_a_callback_sees_each_chunk_and_may_stop_the_run():
         seen.append((env_steps, metrics["train/return_sum"].shape, state.env_steps.tolist()))
         return env_steps >= 64
 
-    state = jmarl.run(LOOP, jax.random.key(0), CFG, num_steps=50, steps_per_chunk=2, num_seeds=2, callback=callback)
+    state = jmarl.run(
+        LOOP, jax.random.key(0), CFG, num_iterations=50, iterations_per_chunk=2, num_seeds=2, callback=callback
+    )
     assert seen == [(32, (2,), [32, 32]), (64, (2,), [64, 64])]
     assert state.env_steps.tolist() == [64, 64]
 
@@ -293,7 +303,7 @@ def test_evaluation_counts_each_episode_once_whatever_its_length():
 )
 def test_run_refuses_what_it_cannot_do(options, sentence):
     with pytest.raises(ValueError, match=sentence):
-        jmarl.run(LOOP, jax.random.key(0), CFG, num_steps=2, **options)
+        jmarl.run(LOOP, jax.random.key(0), CFG, num_iterations=2, **options)
 
 
 @pytest.mark.parametrize("name", ["num_envs", "rollout_length"])
@@ -301,5 +311,5 @@ def test_negative_sizes_are_refused(name):
     sizes = {"num_envs": 2, "rollout_length": 2, name: -1}
     with pytest.raises(ValueError, match=f"{name}=-1 must be at least 1"):
         jmarl.on_policy(LOOP.env, jmarl.ippo, **sizes)
-    with pytest.raises(ValueError, match="num_steps=0 must be at least 1"):
+    with pytest.raises(ValueError, match="num_iterations=0 must be at least 1"):
         jmarl.make_train(LOOP, 0)

@@ -41,7 +41,7 @@ class DDPGConfig:
     critic_learning_rate: Numeric | None = None  # of critics; None: learning_rate
     learning_rate_end: Numeric = 0.0  # of schedules, as a fraction of the start
     learning_rate_schedule: str = static("constant")  # constant, linear or exponential, in optimiser steps
-    num_updates: Numeric | None = None  # calls of update until schedules end; None: make_train and run fill it in
+    horizon: Numeric | None = None  # calls of update until schedules end; None: make_train and run fill it in
     adam_eps: Numeric = 1e-5  # added to Adam's denominator
     max_grad_norm: Numeric | None = 0.5  # norm to which actors' and critics' gradients are clipped, each; None: never
     gamma: Numeric = 0.95  # discount

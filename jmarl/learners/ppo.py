@@ -63,7 +63,7 @@ class PPOConfig:
     critic_learning_rate: Numeric | None = None  # the critic's own; None: learning_rate
     learning_rate_end: Numeric = 0.0  # its value (or floor, exponential) at the end, as a fraction of the start
     learning_rate_schedule: str = static("constant")  # constant, linear or exponential, in optimiser steps
-    num_updates: Numeric | None = None  # calls of update until schedules end; None: make_train and run fill it in
+    horizon: Numeric | None = None  # calls of update until schedules end; None: make_train and run fill it in
     adam_eps: Numeric = 1e-5  # added to Adam's denominator
     max_grad_norm: Numeric | None = 0.5  # global norm to which gradients are clipped; None: never
     clip_separately: bool = static(False)  # actor's and critic's gradients have norms of their own
@@ -198,7 +198,7 @@ def ippo(spec: EnvSpec, cfg: PPOConfig, nets: Nets | None = None) -> Learner:
         cfg.ent_coef_schedule,
         cfg.ent_coef,
         cfg.ent_coef_end,
-        cfg.num_updates,
+        cfg.horizon,
         steps_per_update=steps_per_update,
     )
     optimizer = _optimizer(cfg, learning_rate)

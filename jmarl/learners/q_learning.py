@@ -36,7 +36,7 @@ class QConfig:
     learning_rate: Numeric = 5e-4  # Adam step size
     learning_rate_end: Numeric = 0.0  # of schedules, as a fraction of learning_rate
     learning_rate_schedule: str = static("constant")  # constant, linear or exponential, in optimiser steps
-    num_updates: Numeric | None = None  # calls of update until schedules end; None: make_train and run fill it in
+    horizon: Numeric | None = None  # calls of update until schedules end; None: make_train and run fill it in
     adam_eps: Numeric = 1e-5  # added to Adam's denominator
     max_grad_norm: Numeric | None = 10.0  # global norm to which gradients are clipped; None: never
     gamma: Numeric = 0.99  # discount
