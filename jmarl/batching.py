@@ -1,13 +1,14 @@
 """The one place where time is cut and shuffled: rollouts into sequences, sequences into minibatches."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, PRNGKeyArray
 
-from jmarl.types import Carry, Metrics, Trajectory
+from jmarl.types import Metrics, Trajectory
 
 
 def divisors(n: int) -> list[int]:
@@ -15,43 +16,41 @@ def divisors(n: int) -> list[int]:
     return [d for d in range(1, n + 1) if n % d == 0]
 
 
-def to_sequences(steps: Any, carry: Carry, carries: Carry, length: int) -> Trajectory:
+def to_sequences(batch: Trajectory, targets: Any, length: int) -> tuple[Trajectory, Any]:
     """Cuts a rollout `[T, B, ..]` into `T/length * B` sequences of consecutive steps.
 
     Args:
-      steps: the rollout, a `Transition`.
-      carry: what the networks remembered before its first step, leading axis `[B]`.
-      carries: what they remembered after each step, leading axes `[T, B]`.
+      batch: the rollout, with what the networks remembered before each step.
+      targets: arrays `[T, B, ..]` that are cut alike.
       length: steps of a sequence; divides T.
 
     Returns:
-      Steps with leading axes `[length, T/length * B]` and each sequence's own start carry.
+      Both with leading axes `[length, T/length * B]`, and each sequence's own start carry.
 
     >>> x = jnp.arange(6).reshape(6, 1)  # six steps of one environment
-    >>> to_sequences(x, (), (), 3).steps.T
+    >>> cut_axes(x, 3).T
     Array([[0, 1, 2],
            [3, 4, 5]], dtype=int32)
     """
-
-    def cut(x):
-        pieces = jnp.moveaxis(x.reshape(-1, length, *x.shape[1:]), 0, 1)  # [length, T/length, B, ..]
-        return pieces.reshape(length, -1, *x.shape[2:])
-
-    def starts(before, after):
-        # The carry before step k * length is the one after the step before it.
-        first_of_piece = jnp.concatenate([before[None], after[length - 1 : -1 : length]])
-        return first_of_piece.reshape(-1, *before.shape[1:])
-
-    return Trajectory(steps=jax.tree.map(cut, steps), carry=jax.tree.map(starts, carry, carries))
-
-
-def require_every_step_counts(batch: Trajectory) -> None:
-    """Refuses weights, which on-policy learners do not read."""
-    if batch.weight is not None:
+    steps = batch.steps
+    if jax.tree.leaves(steps.carry):
+        carry = jax.tree.map(lambda x: x[::length].reshape(-1, *x.shape[2:]), steps.carry)
+    elif jax.tree.leaves(batch.carry) and length != len(steps.first):
         raise ValueError(
-            "The batch has a weight for each step, but on-policy learners count every step alike: give it without "
-            "weight, and steps that do not count an agent_mask of False."
+            f"The batch says what was remembered before its first step only, so it cannot be cut into sequences of "
+            f"{length} steps: give it steps.carry, as rollout does, or recurrent_length={len(steps.first)}."
         )
+    else:
+        carry = batch.carry
+    cut = functools.partial(jax.tree.map, lambda x: cut_axes(x, length))
+    sequences = Trajectory(steps=cut(steps.replace(carry=())), carry=carry, weight=cut(batch.weight))
+    return sequences, cut(targets)
+
+
+def cut_axes(x: Array, length: int) -> Array:
+    """`[T, B, ..]` to `[length, T/length * B, ..]`."""
+    pieces = jnp.moveaxis(x.reshape(-1, length, *x.shape[1:]), 0, 1)  # [length, T/length, B, ..]
+    return pieces.reshape(length, -1, *x.shape[2:])
 
 
 def sequence_length(recurrent: bool, recurrent_length: int | None, rollout_length: int) -> int:
@@ -72,9 +71,10 @@ def sequence_length(recurrent: bool, recurrent_length: int | None, rollout_lengt
 
 
 def minibatch_epochs(
-    minibatch_step: Callable[[Any, Trajectory], tuple[Any, Metrics]],
+    minibatch_step: Callable[[Any, Trajectory, Any], tuple[Any, Metrics]],
     state: Any,
     batch: Trajectory,
+    targets: Any,
     key: PRNGKeyArray,
     *,
     num_epochs: int,
@@ -83,9 +83,10 @@ def minibatch_epochs(
     """Passes over a batch in shuffled minibatches of whole sequences.
 
     Args:
-      minibatch_step: `(state, minibatch) -> (state, metrics)`.
+      minibatch_step: `(state, minibatch, its targets) -> (state, metrics)`.
       state: the first state.
       batch: `M` sequences; `num_minibatches` divides M.
+      targets: arrays `[L, M, ..]` that are shuffled alike.
       key: source of the permutations, one for each epoch.
 
     Returns:
@@ -98,16 +99,20 @@ def minibatch_epochs(
             f"sequences are shuffled. Try num_minibatches in {divisors(num_sequences)}."
         )
     if num_minibatches == 1:
-        return jax.lax.scan(lambda state, _: minibatch_step(state, batch), state, length=num_epochs)
+        return jax.lax.scan(lambda state, _: minibatch_step(state, batch, targets), state, length=num_epochs)
     # One sort of random words; jax.random.permutation sorts twice, and sorting is slow on a CPU.
     order = jnp.argsort(jax.random.bits(key, (num_epochs, num_sequences)), axis=-1, stable=False)
     order = order.reshape(num_epochs * num_minibatches, -1)
 
     def step(state, index):
+        def take(x):
+            return x.at[:, index].get(mode="promise_in_bounds")
+
         minibatch = Trajectory(
-            steps=jax.tree.map(lambda x: x.at[:, index].get(mode="promise_in_bounds"), batch.steps),
+            steps=jax.tree.map(take, batch.steps),
             carry=jax.tree.map(lambda c: c.at[index].get(mode="promise_in_bounds"), batch.carry),
+            weight=jax.tree.map(take, batch.weight),
         )
-        return minibatch_step(state, minibatch)
+        return minibatch_step(state, minibatch, jax.tree.map(take, targets))
 
     return jax.lax.scan(step, state, order)

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jmarl.types import Buffer, Carry, Numeric, Observation, Trajectory, Transition
 
@@ -27,7 +27,8 @@ class Replay:
     """What a buffer holds.
 
     Attributes:
-      steps: transitions `[C, L, ..]`, without observations.
+      steps: transitions `[C, L, ..]`, without observations and what was remembered before them.
+      counts: whose step counts, `[C, L, N]`, as the rollout's weight says.
       obs: `[C, L + 1, ..]`, the last successor included.
       carry: what the networks remembered before each sequence, `[C, ..]`.
       length: steps written of each sequence; the rest is padding.
@@ -39,6 +40,7 @@ class Replay:
     """
 
     steps: Transition
+    counts: Float[Array, "*batch C L N"] | Bool[Array, "*batch C L N"]
     obs: Observation
     carry: Carry
     length: Int[Array, "*batch C"]
@@ -70,7 +72,8 @@ def uniform(capacity: int, batch_size: int, sequence_length: int = 1) -> Buffer:
         index = jax.random.randint(key, (batch_size,), 0, jnp.minimum(state.count, capacity))
         return _take(state, index)
 
-    return Buffer(lambda rollout: _init(rollout, capacity, sequence_length), _add, sample)
+    settings = {"buffer": "uniform", "capacity": capacity, "batch_size": batch_size, "sequence_length": sequence_length}
+    return Buffer(lambda rollout: _init(rollout, capacity, sequence_length), _add, sample, settings=settings)
 
 
 def prioritized(
@@ -120,7 +123,9 @@ def prioritized(
         # 0 is for what was never written.
         return state.replace(priority=state.priority.at[index].set(jnp.maximum(priority, 1e-6)))
 
-    return Buffer(init, _add, sample, set_priority)
+    settings = {"buffer": "prioritized", "capacity": capacity, "batch_size": batch_size}
+    settings |= {"sequence_length": sequence_length, **{name: str(value) for name, value in exponents.items()}}
+    return Buffer(init, _add, sample, set_priority, settings)
 
 
 def memory(state: Any) -> int:
@@ -153,9 +158,10 @@ def _init(rollout: Trajectory, capacity: int, sequence_length: int) -> Replay:
     def empty(tree: Any, *axes: int) -> Any:
         return jax.tree.map(lambda x: jnp.zeros((capacity, *axes, *x.shape[2:]), x.dtype), tree)
 
-    steps, obs, carry = _parts(rollout)
+    steps, counts, obs, carry = _parts(rollout)
     return Replay(
         steps=empty(steps, sequence_length),
+        counts=empty(counts, sequence_length),
         obs=empty(obs, sequence_length + 1),
         carry=empty(carry),
         length=jnp.zeros(capacity, jnp.int32),
@@ -173,16 +179,18 @@ def _shares(priority: Float[Array, "C"], exponent: Numeric) -> Float[Array, "C"]
     return jnp.where(is_written, jnp.maximum(share, least), 0.0)
 
 
-def _parts(rollout: Trajectory) -> tuple[Transition, Observation, Carry]:
+def _parts(rollout: Trajectory) -> tuple[Transition, Array, Observation, Carry]:
     steps: Any = rollout.steps
-    return steps.replace(obs=None, next_obs=None, extras=None), steps.obs, steps.extras
+    counts = steps.obs.agent_mask if rollout.weight is None else rollout.weight
+    return steps.replace(obs=None, next_obs=None, carry=()), counts, steps.obs, steps.carry
 
 
 def _add(state: Replay, rollout: Trajectory) -> Replay:
     """Each step goes to its place in its own sequence; the oldest sequences make room."""
     capacity, sequence_length = state.steps.first.shape
-    steps, obs, carry = _parts(rollout)
-    _require_same({"steps": state.steps, "obs": state.obs}, {"steps": steps, "obs": obs})
+    steps, counts, obs, carry = _parts(rollout)
+    kept = {"steps": state.steps, "weight": state.counts, "obs": state.obs}
+    _require_same(kept, {"steps": steps, "weight": counts, "obs": obs})
 
     def place(writing, first):
         """The number of the sequence and the position in it of one step in each environment."""
@@ -211,6 +219,7 @@ def _add(state: Replay, rollout: Trajectory) -> Replay:
     return dataclasses.replace(
         state,
         steps=write(state.steps, steps, row, position),
+        counts=write(state.counts, counts, row, position),
         obs=write(obs_kept, obs, first_row, jnp.zeros_like(position)),
         carry=write(state.carry, carry, first_row),
         length=state.length.at[first_row].set(0, mode="drop").at[row].max(position + 1, mode="drop"),
@@ -236,11 +245,12 @@ def _require_same(kept: Any, added: Any) -> None:
 
 def _take(state: Replay, index: Int[Array, "M"], importance: Float[Array, "M"] | None = None) -> Trajectory:
     """The sequences at `index`, time first."""
-    steps, obs = jax.tree.map(lambda x: jnp.moveaxis(x[index], 0, 1), (state.steps, state.obs))
+    kept = state.steps, state.counts, state.obs
+    steps, counts, obs = jax.tree.map(lambda x: jnp.moveaxis(x[index], 0, 1), kept)
     is_written = jnp.arange(steps.first.shape[0])[:, None] < state.length[index]
     return Trajectory(
         steps=steps.replace(obs=jax.tree.map(lambda x: x[:-1], obs), next_obs=jax.tree.map(lambda x: x[1:], obs)),
         carry=jax.tree.map(lambda x: x[index], state.carry),
-        weight=is_written * (1.0 if importance is None else importance),
+        weight=counts * (is_written * (1.0 if importance is None else importance))[..., None],
         index=index,
     )

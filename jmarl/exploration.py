@@ -1,13 +1,40 @@
 """How a greedy policy explores: random legal actions, noise on continuous ones."""
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from jmarl import losses
-from jmarl.types import Numeric
+from jmarl import losses, optim
+from jmarl.types import Numeric, TrainState
 
-__all__ = ["epsilon_greedy", "ornstein_uhlenbeck"]
+__all__ = ["count", "epsilon_greedy", "ornstein_uhlenbeck", "over_env_steps"]
+
+
+def count(state: TrainState) -> Int[Array, "*batch"]:
+    """The environment steps so far, on which exploration depends; refused where nobody counts them."""
+    if state.env_steps is None:
+        raise ValueError(
+            "state.env_steps is None, and exploration depends on it: start and rollout count, and a loop of your own begins "
+            "with state.replace(env_steps=jnp.int32(0)) and adds the steps that it takes in all environments together."
+        )
+    return state.env_steps
+
+
+def over_env_steps(cfg: Any, name: str) -> Callable[[TrainState], Float[Array, "*batch"]]:
+    """The schedule of exploration that a config has in `NAME_start`, `NAME_end`, `NAME_steps` and `NAME_schedule`.
+
+    Args:
+      cfg: of a learner.
+      name: "epsilon" or "noise".
+    """
+    kind, start, end, steps = (getattr(cfg, f"{name}_{part}") for part in ("schedule", "start", "end", "steps"))
+    schedule = optim.schedule(kind, start, end, steps, name=name)
+    if kind == "constant":
+        return lambda state: schedule(0)
+    return lambda state: schedule(count(state))
 
 
 def epsilon_greedy(

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jmarl import metrics
 from jmarl.types import Numeric
 
 __all__ = [
@@ -611,4 +612,6 @@ def explained_variance(
     def variance(x: Array) -> Array:
         return masked_mean((x - masked_mean(x, mask)) ** 2, mask)
 
-    return 1 - variance(target - value) / jnp.where(variance(target) > 0, variance(target), jnp.nan)
+    spread = variance(target)
+    ratio = variance(target - value) / jnp.where(spread > 0, spread, 1)
+    return jnp.where(spread > 0, 1 - ratio, metrics.missing())

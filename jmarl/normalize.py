@@ -8,38 +8,22 @@ Array([10.], dtype=float32)
 """
 
 import jax.numpy as jnp
-from flax import struct
 from jaxtyping import Array, Bool, Float
 
 from jmarl import losses
-from jmarl.types import Numeric
+from jmarl.types import Moments, Numeric
 
-__all__ = ["ValueNorm", "denormalize", "init", "normalize", "update"]
-
-
-@struct.dataclass(kw_only=True)
-class ValueNorm:
-    """Exponential moving moments of what was seen.
-
-    Attributes:
-      mean: average of x.
-      variance: average squared distance from it.
-      weight: what the weights of the averages sum to: 0 before the first update, towards 1 after many.
-    """
-
-    mean: Float[Array, "*batch"]
-    variance: Float[Array, "*batch"]
-    weight: Float[Array, "*batch"]
+__all__ = ["denormalize", "init", "normalize", "update"]
 
 
-def init() -> ValueNorm:
+def init() -> Moments:
     """Statistics that have seen nothing: normalising with them changes nothing."""
-    return ValueNorm(mean=jnp.zeros(()), variance=jnp.zeros(()), weight=jnp.zeros(()))
+    return Moments(mean=jnp.zeros(()), variance=jnp.zeros(()), weight=jnp.zeros(()))
 
 
 def update(
-    stats: ValueNorm, x: Float[Array, "*batch"], mask: Bool[Array, "*batch"], beta: Numeric = 0.99999
-) -> ValueNorm:
+    stats: Moments, x: Float[Array, "*batch"], mask: Bool[Array, "*batch"], beta: Numeric = 0.99999
+) -> Moments:
     """The moments of the past with weight β and of x with weight 1 - β. Nothing active, nothing changed.
 
     These are Yu et al.'s debiased averages of x and x², as a mean and a variance: two moments of equal size would leave
@@ -62,26 +46,26 @@ def update(
     mean = losses.masked_mean(x, mask)
     distance = mean - stats.mean
     variance = losses.masked_mean((x - mean) ** 2, mask) + (1 - share) * distance**2
-    return ValueNorm(
+    return Moments(
         mean=stats.mean + share * distance,
         variance=(1 - share) * stats.variance + share * variance,
         weight=weight,
     )
 
 
-def _mean_and_std(stats: ValueNorm) -> tuple[Array, Array]:
+def _mean_and_std(stats: Moments) -> tuple[Array, Array]:
     # A floor: the first targets of a sparse reward are all alike.
     std = jnp.sqrt(jnp.maximum(stats.variance, 0.01))
     return stats.mean, jnp.where(stats.weight > 0, std, 1)
 
 
-def normalize(stats: ValueNorm, x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
+def normalize(stats: Moments, x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
     """(x - mean) / std, with a variance of at least 0.01."""
     mean, std = _mean_and_std(stats)
     return (x - mean) / std
 
 
-def denormalize(stats: ValueNorm, x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
+def denormalize(stats: Moments, x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
     """mean + std x: undoes `normalize`."""
     mean, std = _mean_and_std(stats)
     return mean + std * x

@@ -17,7 +17,7 @@ from jax.experimental import multihost_utils
 from jax.flatten_util import ravel_pytree
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jmarl.types import Network, RunState
+from jmarl.types import Mixer, Network, Policy, RunState
 
 __all__ = ["gather", "use_cores"]
 
@@ -180,7 +180,7 @@ def _in_sight_of(mesh: jax.sharding.Mesh, function: Callable) -> Callable:
 
 
 def together(function: Callable, in_axes: Sequence[Any]) -> Callable:
-    """`function`, in which devices that share environments may `split` work.
+    """`function`, in which devices that share environments may `split_batch`.
 
     Args:
       function: of arrays that are whole on every device; so are its results.
@@ -201,7 +201,7 @@ def together(function: Callable, in_axes: Sequence[Any]) -> Callable:
     return computed
 
 
-def split(function: Callable, in_axes: Sequence[Any], out_axes: Any) -> Callable:
+def split_batch(function: Callable, in_axes: Sequence[Any], out_axes: Any) -> Callable:
     """`function(params, *args)`, whose batch devices that compute `together` share; elsewhere `function` itself.
 
     Args:
@@ -232,9 +232,23 @@ def split(function: Callable, in_axes: Sequence[Any], out_axes: Any) -> Callable
     return computed
 
 
-def split_network(net: Network) -> Network:
-    """A network whose batch devices that compute `together` share."""
-    return net._replace(apply=split(net.apply, (0, 1, 1), (0, 1)))
+def split_networks(nets: Any) -> Any:
+    """A bundle of networks whose batches are shared by devices that compute `together`.
+
+    This is the one place where networks meet devices: learners pass all of theirs through it, a user's own as well.
+
+    Args:
+      nets: a `Network`, `Policy` or `Mixer`, or a NamedTuple of such.
+    """
+    if isinstance(nets, Network):
+        return nets._replace(apply=split_batch(nets.apply, (0, 1, 1), (0, nets.batch_axis)))
+    if isinstance(nets, Policy):
+        return nets._replace(evaluate=split_batch(nets.evaluate, (0, 1, 1, 1), (1, 1, 1)))
+    if isinstance(nets, Mixer):
+        return nets._replace(apply=split_batch(nets.apply, (1, 1, 1), 1))
+    if isinstance(nets, tuple) and hasattr(nets, "_fields"):
+        return type(nets)(*map(split_networks, nets))
+    return nets
 
 
 def _num_together() -> int:

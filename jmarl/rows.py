@@ -15,7 +15,7 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array
 
-from jmarl import evaluation, parallel
+from jmarl import configs, evaluation, parallel
 from jmarl.types import Env, Loop, Metrics, RunState, static
 
 __all__ = ["Batch", "Functions", "compiler_options"]
@@ -49,7 +49,7 @@ class Functions:
         swept: Mapping[str, Array],
     ):
         def config(swept):
-            return cfg.replace(**swept) if swept else cfg
+            return configs.replace(cfg, dict(swept))
 
         def init(key, swept):
             return loop.init(key, config(swept))

@@ -16,7 +16,7 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jmarl import buffers, parallel, rows, training
+from jmarl import buffers, configs, parallel, rows, training
 from jmarl import checkpoint as checkpoint_module
 from jmarl.logging import Sink
 from jmarl.types import Env, Loop, Metrics, RunState, TrainState
@@ -139,7 +139,7 @@ def run(
     key_init, key_eval = jax.random.split(key)
 
     def num_envs():
-        one = cfg.replace(**{name: x[0] for name, x in swept.items()}) if swept else cfg
+        one = configs.replace(cfg, {name: x[0] for name, x in swept.items()})
         return len(jax.eval_shape(loop.init, key_init, one).first)
 
     placement = parallel.Placement(parallel.choose_devices(devices, num_rows, shard, num_envs), shard)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -9,8 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
-from jmarl import parallel
-from jmarl.types import Algorithm, Buffer, Env, EpisodeStats, Learner, Loop, Metrics, RunState, Trajectory, Transition
+from jmarl import configs, keys, masks, metrics, parallel
+from jmarl.deprecation import renamed_arguments
+from jmarl.learners import checks
+from jmarl.types import Algorithm, Buffer, Env, EpisodeStats, Learner, Loop, Metrics, Observation, RunState, TrainState, Trajectory, Transition
 
 __all__ = ["make_train", "off_policy", "on_policy", "rollout", "start", "sweep", "where_last"]
 
@@ -18,20 +21,27 @@ __all__ = ["make_train", "off_policy", "on_policy", "rollout", "start", "sweep",
 
 
 def start(env: Env, learner: Learner, key: PRNGKeyArray, *, num_envs: int) -> RunState:
-    """A run before its first step: a fresh learner in `num_envs` fresh environments."""
-    key, key_learner, key_env = jax.random.split(key, 3)
+    """A run before its first step: a fresh learner in `num_envs` fresh environments, and a count of their steps."""
+    key, key_learner, key_env = jax.random.split(keys.as_key(key), 3)
     env_state, obs = jax.vmap(env.reset)(jax.random.split(key_env, num_envs))
     return RunState(
-        train_state=learner.init(key_learner),
+        train_state=init_state(learner, key_learner),
         env_state=env_state,
-        obs=obs,
+        obs=masks.readable(obs),
         first=jnp.ones(num_envs, bool),
         carry=learner.init_carry((num_envs,)),
         episodes=EpisodeStats(
-            returns=jnp.zeros((num_envs, env.spec.num_agents)), length=jnp.zeros(num_envs, jnp.int32)
+            returns=jnp.zeros((num_envs, env.spec.num_agents)),
+            length=jnp.zeros(num_envs, jnp.int32),
+            is_over=jnp.zeros((num_envs, env.spec.num_agents), bool),
         ),
         key=key,
     )
+
+
+def init_state(learner: Learner, key: PRNGKeyArray) -> TrainState:
+    """What a learner knows before its first step, with a count of environment steps, on which exploration depends."""
+    return learner.init(keys.as_key(key)).replace(env_steps=jnp.int32(0))
 
 
 def rollout(
@@ -48,8 +58,8 @@ def rollout(
         episodes; where resets are dear, draw a few: an environment that needs more uses them in turn.
 
     Returns:
-      The run after the rollout (nothing learnt yet), its steps `[T, B, ..]` with the carry before them, and metrics of
-      the episodes that finished: NaN if none did.
+      The run after the rollout (nothing learnt yet); its steps `[T, B, ..]`, with what was remembered before each and
+      whose step counts (see `jmarl.masks`); and metrics of the episodes that finished: NaN if none did.
     """
     num_envs = run.first.shape[0]
     if num_resets is not None:
@@ -61,7 +71,7 @@ def rollout(
     key, keys_act, keys_env, keys_reset = jnp.split(drawn, np.cumsum(sizes)[:-1])
     starts = jax.vmap(env.reset)(keys_reset)
     starts = jax.tree.map(lambda x: x.reshape(num_resets, num_envs, *x.shape[1:]), starts)
-    keys = keys_act, keys_env.reshape(length, num_envs)
+    keys_of_steps = keys_act, keys_env.reshape(length, num_envs)
 
     def fresh(num_ended):
         """Each environment's next start state."""
@@ -70,28 +80,35 @@ def rollout(
         index = num_ended % num_resets, jnp.arange(num_envs)
         return jax.tree.map(lambda x: x.at[index].get(mode="promise_in_bounds"), starts)
 
-    def step(state, keys):
-        env_state, obs, first, carry, num_ended = state
-        key_act, keys_env = keys
-        action, carry, extras = learner.act(run.train_state, carry, obs, first, key_act)
+    def step(state, keys_of_step):
+        env_state, obs, first, carry, is_over, num_ended = state
+        key_act, keys_env = keys_of_step
+        action, next_carry, measured = learner.act(run.train_state, carry, obs, first, key_act)
         next_env_state, next_obs, outcome = jax.vmap(env.step)(env_state, action, keys_env)
+        counts = obs.agent_mask | ~is_over
+        is_over = masks.over(is_over, obs.agent_mask, outcome.terminated) & ~outcome.last[:, None]
+        faults = _faults(obs, outcome.reward, counts)
+        next_obs = masks.readable(next_obs)
         transition = Transition(
             obs=obs,
+            carry=carry,
             first=first,
             action=action,
-            reward=outcome.reward,
+            reward=jnp.where(counts | jnp.isfinite(outcome.reward), outcome.reward, 0.0),
             terminated=outcome.terminated,
             last=outcome.last,
             next_obs=next_obs,
-            extras=extras,
+            measured=measured,
         )
         env_state, obs = where_last(outcome.last, fresh(num_ended), (next_env_state, next_obs))
-        return (env_state, obs, outcome.last, carry, num_ended + outcome.last), (transition, outcome.info)
+        state = env_state, obs, outcome.last, next_carry, is_over, num_ended + outcome.last
+        return state, (transition, counts, outcome.info, faults)
 
-    state = run.env_state, run.obs, run.first, run.carry, jnp.zeros(num_envs, jnp.int32)
-    (env_state, obs, first, carry, _), (steps, info) = jax.lax.scan(step, state, keys)
-    episodes, metrics = _count_episodes(run.episodes, steps.reward, steps.last, info)
-    trajectory = Trajectory(steps=steps, carry=run.carry)
+    state = run.env_state, run.obs, run.first, run.carry, run.episodes.is_over, jnp.zeros(num_envs, jnp.int32)
+    state, (steps, counts, info, faults) = jax.lax.scan(step, state, keys_of_steps)
+    env_state, obs, first, carry, is_over, _ = state
+    returns, steps_so_far, measured = _count_episodes(run.episodes, steps.reward, steps.last, info)
+    trajectory = Trajectory(steps=steps, carry=run.carry, next_carry=carry, weight=counts)
     run = dataclasses.replace(
         run,
         train_state=dataclasses.replace(run.train_state, env_steps=_count_on(run.env_steps, length * num_envs)),
@@ -99,10 +116,19 @@ def rollout(
         obs=obs,
         first=first,
         carry=carry,
-        episodes=episodes,
+        episodes=EpisodeStats(returns=returns, length=steps_so_far, is_over=is_over),
         key=key[0],
     )
-    return run, trajectory, metrics
+    return run, trajectory, {**measured, **jax.tree.map(jnp.sum, faults)}
+
+
+def _faults(obs: Observation, reward: Array, counts: Array) -> Metrics:
+    """How many rewards and views of those who count, and act, are no numbers: an environment's fault, not a learner's."""
+    seen = jnp.isfinite(obs.agents.reshape(*obs.agent_mask.shape, -1)).all(-1)
+    return {
+        "env/nonfinite_rewards": jnp.sum(counts & ~jnp.isfinite(reward), dtype=jnp.float32),
+        "env/nonfinite_views": jnp.sum(obs.agent_mask & ~seen, dtype=jnp.float32),
+    }
 
 
 def _count_on(count: Array, num: int) -> Array:
@@ -119,30 +145,39 @@ def where_last(last: Array, ended: Any, going_on: Any) -> Any:
     return jax.tree.map(select, ended, going_on)
 
 
-def _count_episodes(episodes: EpisodeStats, reward: Array, last: Array, info: dict[str, Array]):
-    """Means over the episodes that finished. No scan: a sum over finished episodes is one over the steps before."""
+def _count_episodes(
+    episodes: EpisodeStats, reward: Array, last: Array, info: Mapping[str, Array]
+) -> tuple[Array, Array, Metrics]:
+    """Returns and lengths of the episodes under way, and means over those that finished.
+
+    No scan: a sum over finished episodes is one over the steps before. Each reward is added up where it belongs, so one
+    that is huge, or no number, is gone with its episode.
+    """
     over = jax.lax.cummax(last.astype(jnp.int8), axis=0, reverse=True) > 0  # a last step is here or still to come
-    finished = over[0]
-    returns = episodes.returns + jnp.sum(reward, axis=0)
-    returns_over = jnp.where(finished[:, None], episodes.returns, 0) + jnp.sum(reward * over[..., None], axis=0)
+    finished, of_finished = over[0], over[..., None]
+    total = jnp.where(finished[:, None], episodes.returns, 0) + jnp.sum(jnp.where(of_finished, reward, 0), axis=0)
+    returns = jnp.where(finished[:, None], 0, episodes.returns) + jnp.sum(jnp.where(of_finished, 0, reward), axis=0)
     length = episodes.length + len(reward)
-    length_over = jnp.where(finished, episodes.length, 0) + jnp.sum(over, axis=0)
+    total_length = jnp.where(finished, episodes.length, 0) + jnp.sum(over, axis=0)
 
     num = jnp.sum(last)
-    mean = lambda total: jnp.where(num > 0, total / jnp.maximum(num, 1), jnp.nan)  # noqa: E731
-    agent_returns = mean(jnp.sum(returns_over, axis=0))
-    metrics = {
-        "train/return_sum": jnp.sum(agent_returns),
-        "train/return_mean": jnp.mean(agent_returns),
-        "train/episode_length": mean(jnp.sum(length_over)),
-        **{f"train/{name}": mean(jnp.sum(x * last)) for name, x in info.items()},
+    measured = {
+        "train/return_sum": metrics.mean(jnp.sum(total), num),
+        "train/return_mean": metrics.mean(jnp.mean(jnp.sum(total, axis=0)), num),
+        "train/episode_length": metrics.mean(jnp.sum(total_length), num),
     }
-    return EpisodeStats(returns=returns - returns_over, length=length - length_over), metrics
+    told = {name: metrics.mean(jnp.sum(jnp.where(last, x, 0)), num) for name, x in info.items()}
+    return returns, length - total_length, {**_named(told, measured), **measured}
+
+
+def _named(told: Metrics, measured: Metrics) -> Metrics:
+    """What an environment tells of its episodes, beside what is measured of them: that is not replaced."""
+    return {f"train/info/{name}" if f"train/{name}" in measured else f"train/{name}": x for name, x in told.items()}
 
 
 # --------------------------------------------------------------------------------------------------------- loops
 
-_ENVS_OF_A_ROLLOUT = Trajectory(steps=1, carry=0)  # type: ignore[arg-type]  # axes
+_ENVS_OF_A_ROLLOUT = Trajectory(steps=1, carry=0, next_carry=0, weight=1)  # type: ignore[arg-type]  # axes
 
 
 def on_policy(
@@ -167,13 +202,14 @@ def on_policy(
 
     def step(run, cfg):
         learner = algorithm(env.spec, cfg)
-        run, batch, metrics = rollout(env, learner, run, length=rollout_length, num_resets=num_resets)
+        run, batch, acting = rollout(env, learner, run, length=rollout_length, num_resets=num_resets)
         key, key_update = jax.random.split(run.key)
         update = parallel.together(learner.update, (None, _ENVS_OF_A_ROLLOUT, None))
         state, learning = update(run.train_state, batch, key_update)
-        return run.replace(train_state=state, key=key), {**metrics, **learning}
+        return run.replace(train_state=state, key=key), {**acting, **learning}
 
-    return Loop(init, step, env, algorithm, num_envs * rollout_length)
+    settings = {"num_envs": num_envs, "rollout_length": rollout_length, "num_resets": num_resets}
+    return Loop(init, step, env, algorithm, num_envs * rollout_length, settings=settings)
 
 
 def off_policy(
@@ -208,8 +244,8 @@ def off_policy(
         return rollout(env, learner, run, length=rollout_length, num_resets=num_resets)
 
     def collect(learner, run):
-        run, trajectory, metrics = act(learner, run)
-        return dataclasses.replace(run, buffer=buffer.add(run.buffer, trajectory)), metrics
+        run, trajectory, _ = act(learner, run)
+        return dataclasses.replace(run, buffer=buffer.add(run.buffer, trajectory))
 
     def init(key, cfg):
         learner = algorithm(env.spec, cfg)
@@ -220,39 +256,42 @@ def off_policy(
         run = dataclasses.replace(run, buffer=buffer.init(example))
         # Here rather than in `step`: a buffer that enters a `cond` is copied in every iteration.
         num_rounds = math.ceil(warmup_steps / steps_per_round)
-        return jax.lax.fori_loop(0, num_rounds, lambda _, run: collect(learner, run)[0], run)
+        return jax.lax.fori_loop(0, num_rounds, lambda _, run: collect(learner, run), run)
 
     def step(run, cfg):
         learner = algorithm(env.spec, cfg)
-        run, trajectory, metrics = act(learner, run)
-        keys = jax.random.split(run.key, 1 + 2 * num_updates)
+        run, trajectory, acting = act(learner, run)
+        drawn = jax.random.split(run.key, 1 + 2 * num_updates)
 
-        def learn(carry, keys):
+        def learn(carry, keys_of_update):
             state, memory = carry
-            batch: Any = buffer.sample(memory, keys[0])
-            state, learning = learner.update(state, batch, keys[1])
+            batch: Any = buffer.sample(memory, keys_of_update[0])
+            state, learning = learner.update(state, batch, keys_of_update[1])
             if buffer.set_priority is not None:
                 memory = buffer.set_priority(memory, batch.index, learning["priority"])
             learning.pop("priority", None)
             return (state, memory), learning
 
-        def remember_and_learn(state, memory, trajectory, keys):
-            return jax.lax.scan(learn, (state, buffer.add(memory, trajectory)), keys)
+        def remember_and_learn(state, memory, trajectory, keys_of_updates):
+            return jax.lax.scan(learn, (state, buffer.add(memory, trajectory)), keys_of_updates)
 
         (state, memory), learning = parallel.together(remember_and_learn, (None, None, _ENVS_OF_A_ROLLOUT, None))(
-            run.train_state, run.buffer, trajectory, keys[1:].reshape(num_updates, 2)
+            run.train_state, run.buffer, trajectory, drawn[1:].reshape(num_updates, 2)
         )
         learning = jax.tree.map(lambda x: jnp.mean(x, axis=0), learning)
-        return run.replace(train_state=state, buffer=memory, key=keys[0]), {**metrics, **learning}
+        return run.replace(train_state=state, buffer=memory, key=drawn[0]), {**acting, **learning}
 
-    return Loop(init, step, env, algorithm, steps_per_round, num_updates)
+    settings = {"num_envs": num_envs, "rollout_length": rollout_length, "num_resets": num_resets}
+    settings |= {"num_updates": num_updates, "warmup_steps": warmup_steps, **buffer.settings}
+    return Loop(init, step, env, algorithm, steps_per_round, num_updates, settings)
 
 
 def _name(algorithm: Algorithm) -> str:
     return getattr(algorithm, "__name__", "this algorithm")
 
 
-def make_train(loop: Loop, num_iterations: int):
+@renamed_arguments(num_steps="num_iterations")
+def make_train(loop: Loop, num_iterations: int) -> Callable[[PRNGKeyArray, Any], tuple[RunState, Metrics]]:
     """`train(key, cfg) -> (RunState, Metrics [num_iterations])`: a whole run as one function, to be jitted and vmapped.
 
     >>> from jmarl import PPOConfig, envs, ippo
@@ -272,14 +311,19 @@ def make_train(loop: Loop, num_iterations: int):
 
 def with_horizon(loop: Loop, cfg: Any, num_iterations: int) -> Any:
     """Schedules end with the run unless the config says otherwise."""
-    is_open = getattr(cfg, "horizon", 0) is None
-    return cfg.replace(horizon=num_iterations * loop.updates_per_iteration) if is_open else cfg
+    if not dataclasses.is_dataclass(cfg):
+        return cfg
+    open_ends = [
+        name for name, _ in configs.fields(cfg) if name.split(".")[-1] == "horizon" and configs.get(cfg, name) is None
+    ]
+    return configs.replace(cfg, dict.fromkeys(open_ends, num_iterations * loop.updates_per_iteration))
 
 
 def sweep(cfg: Any, **values: Any) -> tuple[Any, Any]:
     """A config whose named leaves hold one value for each run of a sweep, and the `in_axes` to vmap over it.
 
-    Several names are swept together: run i takes the i-th value of each.
+    Several names are swept together: run i takes the i-th value of each. A config within a config has dotted names:
+    `sweep(cfg, **{"inner.learning_rate": [1e-4, 1e-3]})`.
 
     >>> from jmarl import PPOConfig
     >>> cfgs, axes = sweep(PPOConfig(), learning_rate=[1e-4, 1e-3], gamma=[0.9, 0.99])
@@ -292,29 +336,30 @@ def sweep(cfg: Any, **values: Any) -> tuple[Any, Any]:
     sizes = {name: len(value) for name, value in values.items()}
     if len(set(sizes.values())) > 1:
         raise ValueError(f"sweep needs equally many values of each hyperparameter, got {sizes}.")
-    leaves = {field for field in cfg.__dataclass_fields__ if _is_leaf(cfg, field)}
+    leaves = configs.leaves(cfg)
     for name in values:
         if name not in leaves:
             raise ValueError(
                 f"{name} is not a numeric hyperparameter of {type(cfg).__name__}, so it cannot vary inside one "
                 f"compilation: sweep over it with a Python loop, or choose one of {', '.join(sorted(leaves))}."
             )
+    for value in zip(*values.values(), strict=True):
+        checks.validate(configs.replace(cfg, dict(zip(values, value, strict=True))))
     arrays = {name: jnp.asarray(value) for name, value in values.items()}
-    none = {name: None for name in leaves}
-    return cfg.replace(**arrays), cfg.replace(**none).replace(**dict.fromkeys(values, 0))
-
-
-def _is_leaf(cfg: Any, field: str) -> bool:
-    return cfg.__dataclass_fields__[field].metadata.get("pytree_node", True)
+    axes = configs.replace(cfg, dict.fromkeys(leaves))
+    return configs.replace(cfg, arrays), configs.replace(axes, dict.fromkeys(values, 0))
 
 
 def swept_values(cfg: Any, axes: Any) -> dict[str, Array]:
-    """The values `[num_settings]` of each hyperparameter that `sweep` varies."""
-    names = [] if axes is None else [name for name in cfg.__dataclass_fields__ if _is_leaf(cfg, name)]
-    return {name: getattr(cfg, name) for name in names if getattr(axes, name) == 0}
+    """The values `[num_settings]` of each hyperparameter that `sweep` varies, by dotted name."""
+    names = [] if axes is None else [name for name, axis in configs.leaves(axes).items() if axis == 0]
+    return {name: configs.get(cfg, name) for name in names}
 
 
 def require_positive(**values: int) -> None:
+    """Refuses what is counted and is not there, and what is no whole number."""
     for name, value in values.items():
+        if not isinstance(value, int | np.integer) or isinstance(value, bool):
+            raise TypeError(f"{name}={value!r} must be a whole number, such as {name}=8.")
         if value < 1:
             raise ValueError(f"{name}={value} must be at least 1.")

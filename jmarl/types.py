@@ -5,16 +5,19 @@ are NamedTuples of pure functions. Nothing in this module computes.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from jmarl.deprecation import renamed_attribute
+
 Params = Any  # a pytree of arrays
 Carry = Any  # what a recurrent network remembers; () for feed-forward ones
 Action = Array  # [.., N] int32, or [.., N, A] float32
+Measured = dict[str, Array]  # what acting measured, by name: "log_prob", "value"
 Metrics = dict[str, Array]
 Numeric = float | int | Array | np.ndarray | np.number  # a number, or a tracer that stands for one
 
@@ -35,7 +38,8 @@ class Observation:
       agents: each agent's own view, zero-padded to the widest: `[.., N, O]`, or images `[.., N, H, W, C]`.
       state: global state: the environment's own, or all views concatenated: `[.., S]` or `[.., H, W, C]`.
       action_mask: legal actions, False also for padding; None for continuous actions.
-      agent_mask: the agent is alive and acts now: its weight in every loss.
+      agent_mask: the agent acts now: it is there, alive, and it is its turn. Whether its step counts in a loss is said
+        by `Trajectory.weight`: that of an agent that waits does, that of one whose return has ended does not.
     """
 
     agents: Float[Array, "..."]
@@ -67,21 +71,23 @@ class Transition:
 
     Attributes:
       obs: o_t.
+      carry: what the policy remembered before it read o_t; () for feed-forward ones. `rollout` records it.
       first: s_t starts an episode, so recurrent carries are reset *before* it is read.
       action: a_t.
       reward, terminated, last: see `Outcome`.
       next_obs: the true o_{t+1}, before any reset. None where a learner does not need it.
-      extras: what `Learner.act` wants to remember, such as log-probabilities.
+      measured: what `Learner.act` measured as it chose a_t, such as its log-probability.
     """
 
     obs: Observation
+    carry: Carry = ()
     first: Bool[Array, "*batch"]
     action: Array
     reward: Float[Array, "*batch N"]
     terminated: Bool[Array, "*batch N"]
     last: Bool[Array, "*batch"]
     next_obs: Observation | None = None
-    extras: Any = None
+    measured: Measured = struct.field(default_factory=dict)
 
 
 @struct.dataclass(kw_only=True)
@@ -91,14 +97,32 @@ class Trajectory:
     Attributes:
       steps: transitions with leading axes `[L, M]`.
       carry: the recurrent carry before `steps[0]`, leading axis `[M]`; () for feed-forward networks.
-      weight: of each step in a loss: 0 for padding, an importance weight elsewhere; None where every step counts 1.
+      next_carry: the one after the last step of a rollout; () where nobody goes on from it.
+      weight: whose step counts in a loss, and how much. 0 for padding and for an agent whose return has ended, an
+        importance weight elsewhere. Losses of policies count only those who act, too. None: whoever acts counts 1.
       index: where a replay buffer keeps each sequence; None for a rollout.
     """
 
     steps: Transition
     carry: Carry = ()
-    weight: Float[Array, "L M"] | None = None
+    next_carry: Carry = ()
+    weight: Float[Array, "L M N"] | Bool[Array, "L M N"] | None = None
     index: Int[Array, "M"] | None = None
+
+
+@struct.dataclass(kw_only=True)
+class Moments:
+    """Exponential moving moments of what was seen, see `jmarl.normalize`.
+
+    Attributes:
+      mean: average of x.
+      variance: average squared distance from it.
+      weight: what the weights of the averages sum to: 0 before the first update, towards 1 after many.
+    """
+
+    mean: Float[Array, "*batch"]
+    variance: Float[Array, "*batch"]
+    weight: Float[Array, "*batch"]
 
 
 @struct.dataclass(kw_only=True)
@@ -111,24 +135,32 @@ class TrainState:
       opt_state: optimiser state.
       step: optimiser steps taken, int32. Learning-rate schedules read it.
       env_steps: environment steps taken in all environments together, int32, counted by `rollout` up to 2^31 - 1.
-        Schedules of exploration read it.
-      extras: running statistics, such as those of a value normaliser.
+        Schedules of exploration read it. None where nobody counts: `start` begins to, and so does a loop of your own
+        with `state.replace(env_steps=jnp.int32(0))`.
+      moments: running moments by name, such as those of a value normaliser.
     """
 
     params: Params
     target_params: Params = ()
     opt_state: Any = ()
     step: Int[Array, "*batch"]
-    env_steps: Int[Array, "*batch"]
-    extras: Any = ()
+    env_steps: Int[Array, "*batch"] | None = None
+    moments: dict[str, Moments] = struct.field(default_factory=dict)
 
 
 @struct.dataclass(kw_only=True)
 class EpisodeStats:
-    """Returns and lengths of the episodes that are under way in `B` environments."""
+    """The episodes that are under way in `B` environments.
+
+    Attributes:
+      returns: of each agent so far.
+      length: steps so far.
+      is_over: the agent's return has ended, and it has not acted since.
+    """
 
     returns: Float[Array, "*batch B N"]
     length: Int[Array, "*batch B"]
+    is_over: Bool[Array, "*batch B N"]
 
 
 @struct.dataclass(kw_only=True)
@@ -156,6 +188,8 @@ class RunState:
     def env_steps(self) -> Int[Array, "*batch"]:
         """Environment steps taken in all environments together."""
         return self.train_state.env_steps
+
+    learner = renamed_attribute("learner", "train_state")
 
 
 # ------------------------------------------------------------------------------------------------------- bundles
@@ -225,11 +259,49 @@ class Network(NamedTuple):
       apply: `(params, carry, x, first) -> (carry, out)` with `x` `[L, M, ..]` and `first` `[L, M]` bool. Where
         `first[t]`, the carry is reset before `x[t]` is read.
       init_carry: `(batch_shape) -> carry`, all zeros, with these leading axes.
+      batch_axis: where M is in the outputs, behind time: 1, and 2 where an ensemble's members come first.
     """
 
     init: Callable[[PRNGKeyArray], Params]
     apply: Callable[[Params, Carry, Any, Array], tuple[Carry, Any]]
     init_carry: Callable[[tuple[int, ...]], Carry]
+    batch_axis: int = 1
+
+
+class Policy(NamedTuple):
+    """What acts and is learnt by gradients of its log-probabilities, and a value beside it.
+
+    Discrete, continuous, or one agent after the other: a learner asks for no more than this.
+
+    Attributes:
+      init: `(key) -> params`.
+      init_carry: `(batch_shape) -> carry`.
+      sample: `(params, carry, obs, first, key) -> (carry, action, measured)`, exploring, for one step: leading axis
+        `[B]`. `measured` has "log_prob" `[B, N]` and "value" `[B, N]`.
+      mode: `(params, carry, obs, first) -> (carry, action)`, greedily, for one step. It reads the actor alone: a critic's
+        part of the carry stays as it was.
+      evaluate: `(params, carry, obs, first, action) -> (log_prob, entropy, value)`, each `[L, M, N]`, of sequences
+        `[L, M, ..]`.
+    """
+
+    init: Callable[[PRNGKeyArray], Params]
+    init_carry: Callable[[tuple[int, ...]], Carry]
+    sample: Callable[[Params, Carry, Observation, Array, PRNGKeyArray], tuple[Carry, Action, Measured]]
+    mode: Callable[[Params, Carry, Observation, Array], tuple[Carry, Action]]
+    evaluate: Callable[[Params, Carry, Observation, Array, Action], tuple[Array, Array, Array]]
+
+
+class Mixer(NamedTuple):
+    """One value of a team from its agents' values.
+
+    Attributes:
+      init: `(key) -> params`.
+      apply: `(params, q [.., N, A], action [.., N], obs) -> [..]`: the team's value of a joint action. A mixer sees the
+        values of all actions: it selects those of `action`, and counts those of `obs.agent_mask` alone.
+    """
+
+    init: Callable[[PRNGKeyArray], Params]
+    apply: Callable[[Params, Array, Action, Observation], Array]
 
 
 class Buffer(NamedTuple):
@@ -237,25 +309,26 @@ class Buffer(NamedTuple):
 
     Attributes:
       init: `(rollout) -> state`, empty. Only shapes and dtypes of the rollout `[T, B, ..]` are read.
-      add: `(state, rollout) -> state`, the oldest is overwritten. The rollout's `steps.extras` are the carries *before*
-        each step.
-      sample: `(state, key) -> batch`, with `next_obs`.
+      add: `(state, rollout) -> state`, the oldest is overwritten.
+      sample: `(state, key) -> batch`, with `next_obs` and `weight`; its `carry` is the one before each sequence.
       set_priority: `(state, index [M], priority [M]) -> state`; None where sampling is uniform.
+      settings: what it was made with, by name: a run is resumed only with the same.
     """
 
     init: Callable[[Trajectory], Any]
     add: Callable[[Any, Trajectory], Any]
     sample: Callable[[Any, PRNGKeyArray], Trajectory]
     set_priority: Callable[[Any, Array, Array], Any] | None = None
+    settings: dict[str, Any] = {}  # noqa: RUF012  a NamedTuple's default, never written to
 
 
 class Learner(NamedTuple):
     """An algorithm, bound to an environment's spec and a config. Built inside the trace, so a config may hold tracers.
 
     Attributes:
-      init: `(key) -> TrainState`.
+      init: `(key) -> TrainState`, whose `env_steps` nobody counts yet.
       init_carry: `(batch_shape) -> Carry`, e.g. `init_carry((num_envs,))`.
-      act: `(state, carry, obs, first, key) -> (action, carry, extras)`, exploring. `obs` has leading axis `[B]`.
+      act: `(state, carry, obs, first, key) -> (action, carry, measured)`, exploring. `obs` has leading axis `[B]`.
       greedy: `(state, carry, obs, first) -> (action, carry)`, for evaluation.
       update: `(state, batch, key) -> (TrainState, Metrics)`, one learning iteration on a `Trajectory`. Metrics are
         scalars, but for "priority" `[M]`, which a prioritised buffer reads.
@@ -264,17 +337,18 @@ class Learner(NamedTuple):
 
     init: Callable[[PRNGKeyArray], TrainState]
     init_carry: Callable[[tuple[int, ...]], Carry]
-    act: Callable[[TrainState, Carry, Observation, Array, PRNGKeyArray], tuple[Action, Carry, Any]]
+    act: Callable[[TrainState, Carry, Observation, Array, PRNGKeyArray], tuple[Action, Carry, Measured]]
     greedy: Callable[[TrainState, Carry, Observation, Array], tuple[Action, Carry]]
     update: Callable[[TrainState, Trajectory, PRNGKeyArray], tuple[TrainState, Metrics]]
-    learns_from: str = "any"
+    learns_from: Literal["rollouts", "replay", "any"] = "any"
 
 
 class Loop(NamedTuple):
     """A training loop: `init(key, cfg) -> RunState` and `step(run, cfg) -> (RunState, Metrics)`, one iteration.
 
     `env_steps_per_iteration` is how many environment steps one call of `step` takes, over all environments, and
-    `updates_per_iteration` how many calls of `Learner.update`.
+    `updates_per_iteration` how many calls of `Learner.update`. `settings` is what the loop was made with, by name: a run
+    is resumed only with the same.
     """
 
     init: Callable[[PRNGKeyArray, Any], RunState]
@@ -283,6 +357,10 @@ class Loop(NamedTuple):
     algorithm: Callable[[EnvSpec, Any], Learner]
     env_steps_per_iteration: int
     updates_per_iteration: int = 1
+    settings: dict[str, Any] = {}  # noqa: RUF012  a NamedTuple's default, never written to
+
+    env_steps_per_step = renamed_attribute("env_steps_per_step", "env_steps_per_iteration")
+    updates_per_step = renamed_attribute("updates_per_step", "updates_per_iteration")
 
 
 Algorithm = Callable[[EnvSpec, Any], Learner]

@@ -12,11 +12,11 @@ import numpy as np
 from jaxtyping import Array
 
 from jmarl.networks import heads
-from jmarl.networks.sharing import network, share
+from jmarl.networks.sharing import network, one_step, share
 from jmarl.networks.torsos import Model, Output
-from jmarl.types import EnvSpec, Network, Observation
+from jmarl.types import EnvSpec, Network, Observation, Policy
 
-CRITIC_VIEWS = ("obs", "state", "state_id", "state_obs")
+
 
 # How a learner describes its networks: `model(outputs=.., is_image=..)` and `head(size, scale=..)` are
 # `networks.Model` and `networks.Output` with everything else filled in.
@@ -49,7 +49,7 @@ def from_config(cfg: Any) -> tuple[Build, Build]:
     return model, functools.partial(Output, hidden_sizes=cfg.head_sizes, **common)
 
 
-def policy(spec: EnvSpec, head: Build, name: str) -> tuple[Callable[[int], nn.Module], Callable[[Any, Any], Any]]:
+def policy_output(spec: EnvSpec, head: Build, name: str) -> tuple[Callable[[int], nn.Module], Callable[[Any, Any], Any]]:
     """The actor's output layer for a number of actions, and the distribution that its output parametrises.
 
     Args:
@@ -103,14 +103,15 @@ def action_bounds(spec: EnvSpec) -> tuple[np.ndarray, np.ndarray]:
     return low, high
 
 
-def separate(
-    spec: EnvSpec, model: Build, policy_output: Callable[[int], nn.Module], head: Build, sharing: str, critic_view: str
-) -> Network:
-    """Actor and critic with networks of their own: params and carries are {"actor": .., "critic": ..}."""
-    nets = {
-        "actor": of_own_view(spec, lambda out: (policy_output(out),), model, sharing),
-        "critic": _critic(spec, lambda out: (head(out, scale=1.0),), model, sharing, critic_view),
-    }
+def separate(actor: Network, critic: Network, distribution: Callable[[Any, Any], Any]) -> Policy:
+    """Actor and critic with networks of their own: params and carries are {"actor": .., "critic": ..}.
+
+    Args:
+      actor: from observations to what `distribution` reads.
+      critic: from observations to a value for each agent, `[L, M, N]`.
+      distribution: `(actor's output, action_mask) -> distribution` over actions.
+    """
+    nets = {"actor": actor, "critic": critic}
 
     def init(key):
         return {name: net.init(k) for (name, net), k in zip(nets.items(), jax.random.split(key), strict=True)}
@@ -122,20 +123,57 @@ def separate(
         carry, out = zip(*[nets[k].apply(params[k], carry[k], obs, first) for k in nets], strict=True)
         return dict(zip(nets, carry, strict=True)), out
 
-    return Network(init, apply, init_carry)
+    actor_step = one_step(actor)
+
+    def act(params, carry, obs, first):
+        own, output = actor_step(params["actor"], carry["actor"], obs, first)
+        return {**carry, "actor": own}, output
+
+    return _policy(Network(init, apply, init_carry), act, distribution)
 
 
-def shared_torso(
-    spec: EnvSpec, model: Build, policy_output: Callable[[int], nn.Module], head: Build, sharing: str
-) -> Network:
-    """Actor and critic on one torso (and one recurrent cell), both reading the agent's own view."""
-    net = of_own_view(spec, lambda out: (policy_output(out), head(1, scale=1.0)), model, sharing)
+def shared_torso(net: Network, distribution: Callable[[Any, Any], Any]) -> Policy:
+    """Actor and critic on one torso (and one recurrent cell), both reading the agent's own view.
+
+    Args:
+      net: from observations to what `distribution` reads and a value for each agent `[L, M, N, 1]`.
+      distribution: as for `separate`.
+    """
 
     def apply(params, carry, obs, first):
-        carry, (policy, value) = net.apply(params, carry, obs, first)
-        return carry, (policy, value[..., 0])
+        carry, (output, value) = net.apply(params, carry, obs, first)
+        return carry, (output, value[..., 0])
 
-    return net._replace(apply=apply)
+    step = one_step(net)
+
+    def act(params, carry, obs, first):
+        carry, (output, _) = step(params, carry, obs, first)
+        return carry, output
+
+    return _policy(net._replace(apply=apply), act, distribution)
+
+
+def _policy(net: Network, act: Callable[..., Any], distribution: Callable[[Any, Any], Any]) -> Policy:
+    """From a network of `(output, value)`, and one step of its actor alone."""
+    step = one_step(net)
+
+    def sample(params, carry, obs, first, key):
+        carry, (output, value) = step(params, carry, obs, first)
+        pi = distribution(output, obs.action_mask)
+        action = pi.sample(seed=key)
+        # Of the action as it is stored, rounded and cut to its bounds: so the update finds a ratio of 1 at first.
+        return carry, action, {"log_prob": pi.log_prob(action), "value": value}
+
+    def mode(params, carry, obs, first):
+        carry, output = act(params, carry, obs, first)
+        return carry, distribution(output, obs.action_mask).mode()
+
+    def evaluate(params, carry, obs, first, action):
+        _, (output, value) = net.apply(params, carry, obs, first)
+        pi = distribution(output, obs.action_mask)
+        return pi.log_prob(action), pi.entropy(), value
+
+    return Policy(net.init, net.init_carry, sample, mode, evaluate)
 
 
 def of_own_view(spec: EnvSpec, outputs: Callable[[int], tuple[nn.Module, ...]], model: Build, sharing: str) -> Network:
@@ -163,8 +201,10 @@ def _require_readable(spec: EnvSpec, view: str, images: bool) -> None:
         )
 
 
-def _critic(spec, outputs, model, sharing, view) -> Network:
-    """A network whose output is a value for each agent, `[L, M, N]`."""
+def of_state_or_view(
+    spec: EnvSpec, outputs: Callable[[int], tuple[nn.Module, ...]], model: Build, sharing: str, view: str
+) -> Network:
+    """A critic of observations, whose output is a value for each agent, `[L, M, N]`; `view` is what it reads."""
     num_agents = spec.num_agents
     is_image = len(spec.obs_shape if view == "obs" else spec.state_shape) == 3
     _require_readable(spec, view, images=view in ("obs", "state"))

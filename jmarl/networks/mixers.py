@@ -1,28 +1,16 @@
-"""Mixers: one value of a team from a value of each agent."""
+"""Mixers: one value of a team from the values of its agents' actions."""
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float
 
-from jmarl import parallel
+from jmarl import losses
 from jmarl.networks.initializers import draw_at_once, lecun
-from jmarl.types import EnvSpec, Params
-
-
-class Mixer(NamedTuple):
-    """A function of the agents' values.
-
-    Attributes:
-      init: `(key) -> params`.
-      apply: `(params, q [.., N], state [.., S]) -> [..]`.
-    """
-
-    init: Callable[[PRNGKeyArray], Params]
-    apply: Callable[[Params, Array, Array], Array]
+from jmarl.types import EnvSpec, Mixer, Observation
 
 
 class Hypernetwork(nn.Module):
@@ -98,21 +86,25 @@ class Central(nn.Module):
 
 
 def vdn() -> Mixer:
-    """The sum, without parameters.
+    """The sum over those who act, without parameters.
 
     References:
       Sunehag et al., 2018, Value-Decomposition Networks (https://arxiv.org/abs/1706.05296).
     """
-    return Mixer(lambda key: {}, lambda params, q, state: jnp.sum(q, axis=-1))
+    return Mixer(lambda key: {}, lambda params, q, action, obs: jnp.sum(_taken(q, action, obs), axis=-1))
 
 
 def mixer(module: nn.Module, spec: EnvSpec) -> Mixer:
-    """A flax module `(q, state) -> [..]` for an environment; images are read as vectors.
+    """A flax module of the taken actions' values and the state, `(q [.., N], state [.., S]) -> [..]`, as a mixer.
+
+    Who does not act has the value 0; images are read as vectors.
 
     >>> import jax
     >>> from jmarl import envs
-    >>> mix = mixer(QMIX(embed_size=4), envs.matrix_game([[8.0, -12.0], [-12.0, 0.0]]).spec)
-    >>> mix.apply(mix.init(jax.random.key(0)), jnp.ones((5, 7, 2)), jnp.ones((5, 7, 2))).shape
+    >>> from jmarl.types import zero_observation
+    >>> spec = envs.matrix_game([[8.0, -12.0], [-12.0, 0.0]]).spec
+    >>> mix, obs = mixer(QMIX(embed_size=4), spec), zero_observation(spec, (5, 7))
+    >>> mix.apply(mix.init(jax.random.key(0)), jnp.ones((5, 7, 2, 2)), jnp.zeros((5, 7, 2), int), obs).shape
     (5, 7)
     """
     state_size = math.prod(spec.state_shape)
@@ -126,10 +118,16 @@ def mixer(module: nn.Module, spec: EnvSpec) -> Mixer:
         params = module.init(key, jnp.zeros((1, spec.num_agents)), jnp.zeros((1, state_size)))["params"]
         return draw_at_once(params, key)
 
-    def apply(params, q, state):
+    def apply(params, q, action, obs):
+        taken = _taken(q, action, obs)
         # One batch axis: a module over [L, M, ..] may take four times as long on a CPU.
-        flat = q.reshape(-1, spec.num_agents), state.reshape(-1, state_size)
+        flat = taken.reshape(-1, spec.num_agents), obs.state.reshape(-1, state_size)
         value: Any = module.apply({"params": params}, *flat)
-        return value.reshape(q.shape[:-1])
+        return value.reshape(taken.shape[:-1])
 
-    return Mixer(init, parallel.split(apply, (1, 1), 1))
+    return Mixer(init, apply)
+
+
+def _taken(q: Array, action: Array, obs: Observation) -> Array:
+    """The value of what each agent does, 0 for those who do not act."""
+    return losses.select(q, action) * obs.agent_mask

@@ -125,6 +125,7 @@ def ensemble(net: Network, num: int) -> Network:
         init=lambda key: tuple(net.init(k) for k in jax.random.split(key, num)),
         apply=apply,
         init_carry=lambda batch_shape: (net.init_carry(batch_shape),) * num,
+        batch_axis=net.batch_axis + 1,
     )
 
 

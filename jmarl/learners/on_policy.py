@@ -1,0 +1,71 @@
+"""What learners from rollouts share: values of true successors, and passes over a rollout in minibatches."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PRNGKeyArray
+
+from jmarl import batching
+from jmarl.types import Carry, Metrics, Trajectory
+
+
+def carry_after(batch: Trajectory) -> Carry:
+    """What was remembered after each step of a rollout, leading axes `[T, B]`: before the next one, or at the end."""
+    before = batch.steps.carry
+    if jax.tree.structure(before) != jax.tree.structure(batch.next_carry):
+        raise ValueError(
+            "The batch has no next_carry: recurrent networks need what was remembered after its last step, which rollout "
+            "puts there."
+        )
+    return jax.tree.map(lambda x, y: jnp.concatenate([x[1:], y[None]]), before, batch.next_carry)
+
+
+def of_successors(batch: Trajectory, evaluate: Callable[..., Array]) -> Array:
+    """Something of each step's true successor, `[T, B, ..]`: all of them in one pass, each one step on from its carry.
+
+    Args:
+      batch: a rollout with `next_obs`.
+      evaluate: `(carry, obs, first, action) -> out` of sequences of one step, `[1, T B, ..]`. The action is that of the
+        step before, for functions that want one.
+    """
+    steps = batch.steps
+    flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (carry_after(batch), steps.next_obs, steps.action))
+    carry, (next_obs, action) = flat[0], jax.tree.map(lambda x: x[None], flat[1:])
+    out = evaluate(carry, next_obs, jnp.zeros((1, steps.first.size), bool), action)
+    return out.reshape(*steps.first.shape, *out.shape[2:])
+
+
+def learn(
+    minibatch_step: Callable[[Any, Trajectory, Any], tuple[Any, Metrics]],
+    state: Any,
+    batch: Trajectory,
+    targets: Any,
+    key: PRNGKeyArray,
+    *,
+    cfg: Any,
+) -> tuple[Any, Metrics]:
+    """Passes over a rollout, as a `RolloutConfig` says, and the means of their metrics.
+
+    Args:
+      minibatch_step: `(state, minibatch, its targets) -> (state, metrics)`, one optimiser step.
+      state: the first state.
+      batch: the rollout.
+      targets: arrays `[T, B, ..]`, cut and shuffled with it.
+      key: source of the order.
+      cfg: of the learner.
+    """
+    length = batching.sequence_length(cfg.recurrent, cfg.recurrent_length, len(batch.steps.first))
+    lean = batch.replace(steps=batch.steps.replace(next_obs=None, measured={}))  # nothing is shuffled that nobody reads
+    sequences, targets = batching.to_sequences(lean, targets, length)
+    state, metrics = batching.minibatch_epochs(
+        minibatch_step,
+        state,
+        sequences,
+        targets,
+        key,
+        num_epochs=cfg.num_epochs,
+        num_minibatches=cfg.num_minibatches,
+    )
+    return state, jax.tree.map(jnp.mean, metrics)

@@ -1,0 +1,84 @@
+"""What learners are made of: their networks, an optimiser step, losses averaged under a mask, rewards of a team."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array
+
+from jmarl import losses, optim, parallel
+from jmarl.types import EnvSpec, Params, Transition
+
+
+def choose_nets(nets: Any, default_nets: Callable[[EnvSpec, Any], Any], spec: EnvSpec, cfg: Any) -> Any:
+    """A user's own networks, or else those that a config describes; several devices share the work of either."""
+    return parallel.split_networks(default_nets(spec, cfg) if nets is None else nets)
+
+
+def improve(
+    optimizer: optax.GradientTransformation,
+    loss: Callable[[Params], tuple[Array, Any]],
+    params: Params,
+    opt_state: Any,
+) -> tuple[Params, Any, Any, Array]:
+    """One optimiser step on `loss(params) -> (scalar, aux)`: new parameters and state, aux, norm of the gradient."""
+    grads, aux = jax.grad(loss, has_aux=True)(params)
+    updates, opt_state = optimizer.update(grads, opt_state, params)
+    return optax.apply_updates(params, updates), opt_state, aux, optax.global_norm(grads)
+
+
+def optimizer(cfg: Any, rate: optim.Schedule) -> optax.GradientTransformation:
+    """Clipped Adam, one for each agent where each has parameters of its own."""
+    shared = optim.optimizer(rate, eps=cfg.adam_eps, max_grad_norm=cfg.max_grad_norm)
+    return optim.per_agent(shared) if cfg.sharing == "per_agent" else shared
+
+
+def mean_loss(x: Array, weight: Array, sharing: str = "shared") -> Array:
+    """Weighted mean of `x` `[.., L, M, N]`, summed over axes before. A weight scales the error, not the count.
+
+    Over all agents; where each has parameters of its own, the sum of each one's mean: then each learns as if alone.
+    """
+    weight = jnp.broadcast_to(weight, x.shape)
+    axis = (-3, -2) if sharing == "per_agent" else (-3, -2, -1)
+    return jnp.sum(losses.masked_mean(x * weight, weight > 0, axis=axis))
+
+
+def rewards_and_ends(steps: Transition, kind: str) -> tuple[Array, Array]:
+    """Rewards, and where returns end, `[L, M, N]`: each agent's own, or with "sum" and "mean" the team's for each.
+
+    A team's return goes on while any agent does: what an agent's death brings the others counts for it too.
+    """
+    if kind == "individual":
+        return steps.reward, steps.terminated
+    team = losses.team_reward(steps.reward, kind), jnp.all(steps.terminated, axis=-1)
+    reward, terminated = (jnp.broadcast_to(x[..., None], steps.reward.shape) for x in team)
+    return reward, terminated
+
+
+def values_of_all(value: Array, counts: Array, kind: str) -> Array:
+    """Values `[L, M, N]` to go on with: where agents share a reward, one that is gone has the mean of the others'.
+
+    All value the return of the team, and only those of agents whose steps count are learnt. Where there is none it is 0.
+    """
+    if kind == "individual":
+        return value
+    return jnp.where(counts, value, losses.masked_mean(value, counts, axis=-1)[..., None])
+
+
+def as_metric(x: Any) -> Array:
+    """A number as metrics have them."""
+    return jnp.asarray(x, jnp.float32)
+
+
+
+
+def require_central(cfg: Any, name: str, independent: str) -> Any:
+    """Refuses a critic of the agent's own view, where an algorithm is what it is by a critic of the state."""
+    if getattr(cfg, "critic_view", None) == "obs":
+        raise ValueError(
+            f"critic_view='obs' makes {independent} of {name}: choose another view, such as 'state', the default of "
+            f"{name}'s own config class, or use {independent}."
+        )
+    return cfg
