@@ -13,7 +13,20 @@ from jaxtyping import Array, PRNGKeyArray
 from jmarl import configs, keys, masks, metrics, parallel
 from jmarl.deprecation import renamed_arguments
 from jmarl.learners import checks
-from jmarl.types import Algorithm, Buffer, Env, EpisodeStats, Learner, Loop, Metrics, Observation, RunState, TrainState, Trajectory, Transition
+from jmarl.types import (
+    Algorithm,
+    Buffer,
+    Env,
+    EpisodeStats,
+    Learner,
+    Loop,
+    Metrics,
+    Observation,
+    RunState,
+    TrainState,
+    Trajectory,
+    Transition,
+)
 
 __all__ = ["make_train", "off_policy", "on_policy", "rollout", "start", "sweep", "where_last"]
 
@@ -123,7 +136,7 @@ def rollout(
 
 
 def _faults(obs: Observation, reward: Array, counts: Array) -> Metrics:
-    """How many rewards and views of those who count, and act, are no numbers: an environment's fault, not a learner's."""
+    """How many rewards that count, and views of those who act, are no numbers: an environment's fault."""
     seen = jnp.isfinite(obs.agents.reshape(*obs.agent_mask.shape, -1)).all(-1)
     return {
         "env/nonfinite_rewards": jnp.sum(counts & ~jnp.isfinite(reward), dtype=jnp.float32),
@@ -343,8 +356,9 @@ def sweep(cfg: Any, **values: Any) -> tuple[Any, Any]:
                 f"{name} is not a numeric hyperparameter of {type(cfg).__name__}, so it cannot vary inside one "
                 f"compilation: sweep over it with a Python loop, or choose one of {', '.join(sorted(leaves))}."
             )
-    for value in zip(*values.values(), strict=True):
-        checks.validate(configs.replace(cfg, dict(zip(values, value, strict=True))))
+    known = {name: np.asarray(value) for name, value in values.items() if not isinstance(value, jax.core.Tracer)}
+    for row in zip(*known.values(), strict=True):
+        checks.validate(configs.replace(cfg, dict(zip(known, row, strict=True))))
     arrays = {name: jnp.asarray(value) for name, value in values.items()}
     axes = configs.replace(cfg, dict.fromkeys(leaves))
     return configs.replace(cfg, arrays), configs.replace(axes, dict.fromkeys(values, 0))

@@ -2,8 +2,6 @@
 
 from jmarl.learners.ppo import (
     A2CConfig,
-    MAA2CConfig,
-    MAPPOConfig,
     PPOConfig,
     PPOTargets,
     ia2c,
@@ -16,8 +14,6 @@ from jmarl.learners.ppo import (
 
 __all__ = [
     "A2CConfig",
-    "MAA2CConfig",
-    "MAPPOConfig",
     "PPOConfig",
     "PPOTargets",
     "ia2c",

@@ -33,13 +33,14 @@ def validate(cfg: Any, cls: type | None = None, spec: EnvSpec | None = None) -> 
         raise TypeError(f"spec is {type(spec).__name__} here, and must be the spec of an environment: env.spec.")
     if cls is not None and not isinstance(cfg, cls):
         raise TypeError(f"cfg is {type(cfg).__name__} here, and this algorithm takes {cls.__name__}: {cls.__name__}().")
+    hints = _hints(type(cfg))  # type: ignore[arg-type]
     for field in dataclasses.fields(cfg):
-        _validate_field(field, _hints(type(cfg))[field.name], getattr(cfg, field.name))
+        _validate_field(field, hints[field.name], getattr(cfg, field.name))
     _validate_ranges(cfg)
 
 
 @functools.cache
-def _hints(cls: type) -> dict[str, Any]:
+def _hints(cls: Any) -> dict[str, Any]:
     return get_type_hints(cls)
 
 
@@ -68,12 +69,12 @@ def _validate_field(field: dataclasses.Field, hint: Any, value: Any) -> None:
 
 
 def _validate_number(name: str, value: Any) -> None:
-    if isinstance(value, bool | str | bytes) or not hasattr(value, "dtype") and not configs.is_number(value):
+    if isinstance(value, bool | str | bytes) or (not hasattr(value, "dtype") and not configs.is_number(value)):
         raise ValueError(f"{name}={value!r} must be a number, such as {name}=0.5.")
     if np.shape(value) and name not in _ARRAYS:
         raise ValueError(
-            f"{name} has the shape {np.shape(value)}, and a run has one number: give jmarl.sweep the values, and run its "
-            f"axes (sweep_axes) or vmap over them."
+            f"{name} has the shape {np.shape(value)}, and a run has one number: give jmarl.sweep the values, and run "
+            f"its axes (sweep_axes) or vmap over them."
         )
     if configs.is_number(value) and not math.isfinite(value):
         raise ValueError(f"{name}={value} must be a finite number.")
