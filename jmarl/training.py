@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
-from jmarl import configs, keys, masks, metrics, parallel
+from jmarl import configs, exploration, keys, masks, metrics, parallel
 from jmarl.deprecation import renamed_arguments
 from jmarl.learners import checks
 from jmarl.types import (
@@ -124,7 +124,7 @@ def rollout(
     trajectory = Trajectory(steps=steps, carry=run.carry, next_carry=carry, weight=counts)
     run = dataclasses.replace(
         run,
-        train_state=dataclasses.replace(run.train_state, env_steps=_count_on(run.env_steps, length * num_envs)),
+        train_state=dataclasses.replace(run.train_state, env_steps=_count_on(exploration.count(run.train_state), length * num_envs)),
         env_state=env_state,
         obs=obs,
         first=first,

@@ -221,6 +221,8 @@ class EnvSpec(NamedTuple):
       action_sizes: each agent's true number of actions, or of action dimensions; () if none is padded.
       max_steps: the longest possible episode in steps; None if unbounded or unknown.
       min_steps: the shortest possible one; `rollout` draws no more start states than it can need.
+      has_ids: views hold a one-hot id, by which a network that agents share can tell them apart.
+      teams: the number of each agent's team, such as (0, 0, 0, 1); () where all are of one.
     """
 
     name: str
@@ -235,6 +237,8 @@ class EnvSpec(NamedTuple):
     action_sizes: tuple[int, ...] = ()
     max_steps: int | None = None
     min_steps: int = 1
+    has_ids: bool = False
+    teams: tuple[int, ...] = ()
 
     @property
     def num_agents(self) -> int:

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 import types
+import warnings
 from collections.abc import Callable
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -37,6 +38,19 @@ def validate(cfg: Any, cls: type | None = None, spec: EnvSpec | None = None) -> 
     for field in dataclasses.fields(cfg):
         _validate_field(field, hints[field.name], getattr(cfg, field.name))
     _validate_ranges(cfg)
+    if spec is not None and getattr(cfg, "sharing", None) == "shared":
+        _warn_of_different_agents(spec)
+
+
+def _warn_of_different_agents(spec: EnvSpec) -> None:
+    """Agents of different kinds that one network cannot tell apart seldom learn more than what suits them all."""
+    differ = len(set(zip(spec.obs_sizes or (0,), spec.action_sizes or (0,), strict=False))) > 1
+    if differ and not spec.has_ids:
+        warnings.warn(
+            f"Agents of {spec.name} differ in their views or actions, and sharing='shared' gives them one network that "
+            f"cannot tell who is who: try sharing='per_group', or agent_ids=True in jmarl.make.",
+            stacklevel=4,
+        )
 
 
 @functools.cache
@@ -62,7 +76,7 @@ def _validate_field(field: dataclasses.Field, hint: Any, value: Any) -> None:
         if not isinstance(value, bool | np.bool_):
             raise ValueError(f"{name}={value!r} must be True or False.")
     elif int in kinds:
-        if not isinstance(value, int | np.integer) or isinstance(value, bool) or abs(value) > _LARGEST:
+        if not isinstance(value, int | np.integer) or isinstance(value, bool) or abs(int(value)) > _LARGEST:
             raise ValueError(f"{name}={value!r} must be a whole number below 2**31.")
     elif any(get_origin(kind) is tuple for kind in kinds):
         _validate_widths(name, value)
