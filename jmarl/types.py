@@ -210,6 +210,7 @@ class EnvSpec(NamedTuple):
       action_sizes: each agent's true number of actions, or of action dimensions; () if none is padded.
       max_steps: the longest possible episode in steps; None if unbounded or unknown.
       min_steps: the shortest possible one; `rollout` draws no more start states than it can need.
+      teams: the team of each agent, as a number, where teams oppose each other; () if all are of one.
     """
 
     name: str
@@ -224,6 +225,7 @@ class EnvSpec(NamedTuple):
     action_sizes: tuple[int, ...] = ()
     max_steps: int | None = None
     min_steps: int = 1
+    teams: tuple[int, ...] = ()
 
     @property
     def num_agents(self) -> int:

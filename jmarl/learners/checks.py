@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 import types
+import warnings
 from collections.abc import Callable
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -36,6 +37,18 @@ def validate(cfg: Any, cls: type | None = None, spec: EnvSpec | None = None) -> 
     for field in dataclasses.fields(cfg):
         _validate_field(field, _hints(type(cfg))[field.name], getattr(cfg, field.name))
     _validate_ranges(cfg)
+    if spec is not None and len(set(spec.teams)) > 1 and getattr(cfg, "team_reward", "individual") != "individual":
+        _warn_of_opponents(spec, type(cfg).__name__, cfg.team_reward)
+
+
+@functools.cache
+def _warn_of_opponents(spec: EnvSpec, name: str, team_reward: str) -> None:
+    """Once, however often an algorithm is built: a learner of one team would learn to please both of two."""
+    warnings.warn(
+        f"{spec.name} has {len(set(spec.teams))} teams that oppose each other, and {name} learns from one reward, the "
+        f"{team_reward} of all agents': use an algorithm with a reward for each agent, such as ippo or iql.",
+        stacklevel=4,
+    )
 
 
 @functools.cache
