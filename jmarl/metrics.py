@@ -21,7 +21,7 @@ def is_missing(x: Float[Array, "*batch"]) -> Bool[Array, "*batch"]:
     return jnp.isnan(x) | (x == jnp.finfo(jnp.float32).max)
 
 
-def mean(total: Float[Array, "*batch"], num: Array) -> Float[Array, "*batch"]:
+def mean(total: Array, num: Array) -> Float[Array, "*batch"]:
     """total / num, missing where there was nothing to count.
 
     >>> mean(jnp.array([6.0, 0.0]), jnp.array([2, 0]))

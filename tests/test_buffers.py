@@ -32,7 +32,8 @@ def rollout_of(ids, first, last, successors=None):
         terminated=jnp.asarray(last)[..., None],
         last=jnp.asarray(last),
         next_obs=observation(successors),
-        extras=jnp.asarray(ids, jnp.float32)[..., None],
+        carry=jnp.asarray(ids, jnp.float32)[..., None],
+        measured={"log_prob": -jnp.asarray(ids, jnp.float32)[..., None]},
     )
     return Trajectory(steps=steps, carry=jnp.zeros((ids.shape[1], 1)))
 
@@ -132,7 +133,7 @@ def test_sequences_carry_their_start_and_stop_at_an_episodes_end():
     first[0] = True
     buffer = buffers.uniform(64, 64, sequence_length=3)
     batch = jax.jit(buffer.sample)(filled(buffer, rollout_of(ids, first, last)), jax.random.key(0))
-    parts = batch.steps.action[0, :, 0], batch.weight.T, batch.carry
+    parts = batch.steps.action[0, :, 0], batch.weight[..., 0].T, batch.carry
     by_start = {int(start): (w, c) for start, w, c in zip(*parts, strict=True)}
     assert {start: w.tolist() for start, (w, _) in by_start.items()} == {0: [1, 1, 1], 3: [1, 0, 0], 4: [1, 1, 0]}
     assert all(float(c[0]) == start for start, (_, c) in by_start.items())
@@ -170,7 +171,7 @@ def test_prioritized_draws_in_proportion_and_weighs_against_it():
     batch = jax.jit(buffer.sample)(state, jax.random.key(1))
     share = np.bincount(np.asarray(batch.index), minlength=3) / 4000
     np.testing.assert_allclose(share, np.array([1, 2, 4]) / 7, atol=1e-3)  # stratified: hardly any noise
-    weight = {int(i): float(w) for i, w in zip(batch.index, batch.weight[0], strict=True)}
+    weight = {int(i): float(w) for i, w in zip(batch.index, batch.weight[0, :, 0], strict=True)}
     assert weight == pytest.approx({0: 1.0, 1: 0.5, 2: 0.25})
     state = _add(state, transitions(3, 4, 5))
     assert state.priority[3:6].tolist() == [16, 16, 16]

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import jmarl
-from jmarl import PQNConfig, QConfig, WQMIXConfig, buffers, envs, networks, training
+from jmarl import PQNConfig, QConfig, QMIXConfig, VDNConfig, WQMIXConfig, buffers, envs, networks, training
 from jmarl.learners import q_learning
 
 CLIMBING = envs.matrix_game([[8.0, -12.0, -12.0], [-12.0, 0.0, 0.0], [-12.0, 0.0, 0.0]])
-SMALL = QConfig(hidden_sizes=(8,), learning_rate=1e-3)
+SMALL = VDNConfig(hidden_sizes=(8,), learning_rate=1e-3)
 
 
 def small_loop(algorithm=jmarl.vdn, env=CLIMBING, buffer=None, **options):
@@ -42,14 +42,14 @@ def test_schedules_end_with_the_run():
 
 
 def test_step_traces_once():
-    loop = small_loop(jmarl.qmix)
-    run = jax.jit(loop.init)(jax.random.key(0), SMALL)
+    loop, cfg = small_loop(jmarl.qmix), QMIXConfig(hidden_sizes=(8,))
+    run = jax.jit(loop.init)(jax.random.key(0), cfg)
     traces = []
 
     @jax.jit
     def step(run):
         traces.append(1)
-        return loop.step(run, SMALL)[0]
+        return loop.step(run, cfg)[0]
 
     for _ in range(4):
         run = step(run)
@@ -170,15 +170,14 @@ def returns_after(loop, cfg, num_iterations, num_seeds=3):
 @pytest.mark.parametrize("name", ["vdn", "qmix", "cw_qmix", "ow_qmix"])
 def test_climbing_game(name):
     """With random actions VDN settles on the safe payoff 0, QMIX may; weighted QMIX finds the 8 behind the -12."""
-    config_class = WQMIXConfig if name in ("cw_qmix", "ow_qmix") else QConfig
+    config_class = WQMIXConfig if name in ("cw_qmix", "ow_qmix") else {"vdn": VDNConfig, "qmix": QMIXConfig}[name]
     cfg = config_class(
         learning_rate=3e-3,
         hidden_sizes=(16,),
-        mixer_embed_size=4,
-        mixer_hypernet_sizes=(4,),
         target_update_interval=50,
         epsilon_end=1.0,
         team_reward="mean",
+        **({} if name == "vdn" else {"mixer_embed_size": 4, "mixer_hypernet_sizes": (4,)}),
     )
     loop = small_loop(getattr(jmarl, name), num_envs=16, rollout_length=1, buffer=buffers.uniform(500, 64))
     returns = returns_after(loop, cfg, 700)
@@ -191,15 +190,11 @@ def test_climbing_game(name):
 @pytest.mark.parametrize("name, payoff", [("vdn", 7.0), ("qmix", 8.0)])
 def test_two_step_game(name, payoff):
     """No sum of the agents' values fits the payoffs behind the 8, so VDN goes for the 7."""
-    cfg = QConfig(
-        learning_rate=3e-3,
-        hidden_sizes=(32,),
-        mixer_embed_size=8,
-        mixer_hypernet_sizes=(),
-        target_update_interval=50,
-        epsilon_end=1.0,
-        team_reward="mean",
-    )
+    common = {"learning_rate": 3e-3, "hidden_sizes": (32,), "target_update_interval": 50, "epsilon_end": 1.0}
+    cfg = {
+        "vdn": VDNConfig(**common, team_reward="mean"),
+        "qmix": QMIXConfig(**common, team_reward="mean", mixer_embed_size=8, mixer_hypernet_sizes=()),
+    }[name]
     loop = small_loop(getattr(jmarl, name), envs.two_step_game(), buffers.uniform(2000, 64), num_envs=16, num_updates=1)
     assert returns_after(loop, cfg, 1500).tolist() == [payoff] * 3
 
@@ -243,7 +238,7 @@ def test_pqn_targets_match_a_loop_over_steps(recurrent):
     """With a memory, episodes cut off on the way, and an agent that is dead while the other goes on."""
     env = envs.probe("time_limit", num_agents=2, num_steps=3)
     cfg = PQNConfig(hidden_sizes=(8,), num_epochs=1, num_minibatches=1, recurrent=recurrent, cell_size=8, lambda_=0.8)
-    learner, agent = jmarl.pqn_vdn(env.spec, cfg), q_learning.q_network(env.spec, cfg)
+    learner, agent = jmarl.pqn_vdn(env.spec, cfg), q_learning.agent_network(env.spec, cfg)
     run = training.start(env, learner, jax.random.key(0), num_envs=4)
     run, batch, _ = training.rollout(env, learner, run, length=8)
     alive = np.ones((8, 4, 2), bool)
@@ -254,7 +249,8 @@ def test_pqn_targets_match_a_loop_over_steps(recurrent):
     after, targets = np.zeros(4), np.zeros((8, 4))
     for t in reversed(range(8)):
         now = jax.tree.map(lambda x, t=t: x[t], steps)
-        q = networks.one_step(agent)(run.train_state.params["agent"], now.extras, now.next_obs, jnp.zeros(4, bool))[1]
+        carry = batch.next_carry if t == 7 else jax.tree.map(lambda x, t=t: x[t + 1], batch.steps.carry)
+        q = networks.one_step(agent)(run.train_state.params["agent"], carry, now.next_obs, jnp.zeros(4, bool))[1]
         best = (np.max(q, axis=-1) * alive[t]).sum(-1)
         cut = np.asarray(now.last) | (t == 7)
         after = np.where(cut, best, 0.2 * best + 0.8 * after)
