@@ -7,7 +7,8 @@ import pytest
 
 import jmarl
 from jmarl import PQNConfig, QConfig, QMIXConfig, VDNConfig, WQMIXConfig, buffers, envs, networks, training
-from jmarl.learners import q_learning
+from jmarl.learners import pqn, q_learning, wqmix
+from jmarl.types import Env, EnvSpec, Outcome, zero_observation
 
 CLIMBING = envs.matrix_game([[8.0, -12.0, -12.0], [-12.0, 0.0, 0.0], [-12.0, 0.0, 0.0]])
 SMALL = VDNConfig(hidden_sizes=(8,), learning_rate=1e-3)
@@ -221,6 +222,88 @@ def test_a_time_limit_bootstraps():
     loop = small_loop(jmarl.iql, env, buffers.uniform(200, 32))
     _, metrics = jax.jit(jmarl.make_train(loop, 400))(jax.random.key(0), cfg)
     assert float(metrics["value/q_taken"][-1]) == pytest.approx(10.0, rel=0.05)
+
+
+def turns(acts):
+    """Agent i acts at t where `acts[t][i]`, and waits elsewhere; both are paid 1 on the last step, whatever they do."""
+    acts = np.array(acts, bool)
+    length = len(acts)
+    names = {"name": "turns", "agents": ("a", "b"), "num_actions": 2}
+    spec = EnvSpec(**names, obs_shape=(length,), state_shape=(length,), max_steps=length, min_steps=length)
+
+    def observe(t):
+        view = jax.nn.one_hot(t, length, dtype=jnp.float32)
+        mask = jnp.asarray(acts)[jnp.minimum(t, length - 1)]
+        return zero_observation(spec).replace(agents=jnp.stack([view, view]), state=view, agent_mask=mask)
+
+    def step(t, action, key):
+        end = t == length - 1
+        outcome = Outcome(reward=jnp.full(2, end, jnp.float32), terminated=jnp.full(2, end), last=end)
+        return t + 1, observe(t + 1), outcome
+
+    return Env(lambda key: (jnp.int32(0), observe(jnp.int32(0))), step, spec), jax.vmap(observe)(jnp.arange(length))
+
+
+TAKING_TURNS = [[True, False], [False, True], [True, False], [False, True]]
+PAUSING = [[True, True], [False, False], [False, True], [False, False], [True, False]]
+TABLE = {"gamma": 0.9, "hidden_sizes": (), "learning_rate": 3e-2, "max_grad_norm": None, "epsilon_schedule": "constant"}
+
+
+def swept_values(loop, default_nets, cfg, obs, num_iterations, lambdas):
+    """Values of all actions and of the team, `[lambda, T, ..]`, after training with each lambda."""
+    nets = default_nets(loop.env.spec, cfg)
+
+    def values(key, cfg):
+        params = jmarl.make_train(loop, num_iterations)(key, cfg)[0].train_state.params
+        views = jax.tree.map(lambda x: x[None], obs)
+        q = nets.agent.apply(params["agent"], (), views, jnp.ones((1, len(obs.agents)), bool))[1]
+        team = q[..., 0] if nets.mixer is None else nets.mixer.apply(params["mixer"], q, jnp.argmax(q, -1), views)
+        return q[0], team[0]
+
+    cfgs, axes = jmarl.sweep(cfg, lambda_=lambdas)
+    return jax.tree.map(np.asarray, jax.jit(jax.vmap(values, (None, axes)))(jax.random.key(0), cfgs))
+
+
+@pytest.mark.parametrize("acts", [TAKING_TURNS, PAUSING], ids=["turns", "pauses"])
+@pytest.mark.parametrize(
+    "returns, length, lambdas", [("td", 1, [0.8]), ("peng", 5, [0.0, 0.5, 1.0]), ("harutyunyan", 5, [0.0, 0.5, 1.0])]
+)
+def test_waiting_ends_no_return_of_independent_learners(returns, length, lambdas, acts):
+    env, obs = turns(acts)
+    cfg = QConfig(**TABLE, sharing="per_agent", returns=returns, target_update_interval=10)
+    loop = small_loop(jmarl.iql, env, buffers.uniform(256, 32, length), num_updates=4)
+    q, _ = swept_values(loop, q_learning.default_nets, cfg, obs, 150, lambdas)
+    right = 0.9 ** np.arange(len(acts))[::-1]
+    assert np.abs(q - right[:, None, None]).max() < 0.02  # for those who wait, too
+
+
+@pytest.mark.parametrize("acts", [TAKING_TURNS, PAUSING], ids=["turns", "pauses"])
+@pytest.mark.parametrize("name", ["vdn", "qmix", "ow_qmix"])
+def test_waiting_ends_no_return_of_a_team(name, acts):
+    """Q_tot is that of who acts; where nobody does, of all whose return goes on."""
+    env, obs = turns(acts)
+    small = {"target_update_interval": 10, "returns": "peng"}
+    mixer = {"mixer_embed_size": 4, "mixer_hypernet_sizes": ()}
+    default_nets, cfg = {
+        "vdn": (q_learning.default_nets, VDNConfig(**TABLE, **small)),
+        "qmix": (q_learning.default_nets, QMIXConfig(**TABLE, **small, **mixer)),
+        "ow_qmix": (wqmix.default_nets, WQMIXConfig(**TABLE, **small, **mixer, central_sizes=(8,))),
+    }[name]
+    loop = small_loop(getattr(jmarl, name), env, buffers.uniform(256, 32, 5), num_updates=4)
+    _, team = swept_values(loop, default_nets, cfg, obs, 200, [0.0, 0.5, 1.0])
+    acting = np.array(acts).any(-1)
+    right = 2 * 0.9 ** np.arange(len(acts))[::-1]
+    assert np.abs(team - right)[:, acting].max() < 0.05
+
+
+@pytest.mark.parametrize("acts", [TAKING_TURNS, PAUSING], ids=["turns", "pauses"])
+def test_waiting_ends_no_return_of_pqn(acts):
+    env, obs = turns(acts)
+    cfg = PQNConfig(**TABLE, num_minibatches=1)
+    loop = jmarl.on_policy(env, jmarl.pqn_vdn, num_envs=8, rollout_length=len(acts))
+    _, team = swept_values(loop, pqn.default_nets, cfg, obs, 150, [0.0, 0.5, 1.0])
+    right = 2 * 0.9 ** np.arange(len(acts))[::-1]
+    assert np.abs(team - right)[:, np.array(acts).any(-1)].max() < 0.05
 
 
 @pytest.mark.parametrize("recurrent", [False, True])
