@@ -1,10 +1,11 @@
 """Who acts, who waits, whose return has ended; and that nothing of an agent that is not there reaches a gradient.
 
-An agent acts where `obs.agent_mask` is True. One that does not waits for its turn, or to come, as long as its return goes
-on: then its steps have a value, which others' steps are bootstrapped from, and which is learnt; but no action is. Once
-its return has ended, and until it acts again, its steps count for nothing.
+An agent acts where `obs.agent_mask` is True. One that does not waits for its turn, or to come, as long as its return
+goes on: then its steps have a value, which others' steps are bootstrapped from, and which is learnt; but no action is.
+Once its return has ended, and until it acts again, its steps count for nothing.
 """
 
+import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
@@ -51,7 +52,7 @@ def counting(batch: Trajectory) -> Bool[Array, "L M N"]:
 def speaking(obs: Observation, goes_on: Bool[Array, "*batch N"]) -> Observation:
     """Whose values make up a team's, in `agent_mask`: of those who act, and where all wait, of whose return goes on."""
     somebody_acts = obs.agent_mask.any(-1, keepdims=True)
-    return obs.replace(agent_mask=jnp.where(somebody_acts, obs.agent_mask, goes_on))
+    return dataclasses.replace(obs, agent_mask=jnp.where(somebody_acts, obs.agent_mask, goes_on))
 
 
 def readable(obs: Observation, counts: Bool[Array, "*batch N"] | None = None) -> Observation:
@@ -72,7 +73,7 @@ def readable(obs: Observation, counts: Bool[Array, "*batch N"] | None = None) ->
         is_there = is_there.reshape(*is_there.shape, *[1] * (x.ndim - is_there.ndim))
         return jnp.where(is_there | jnp.isfinite(x), x, jnp.zeros((), x.dtype))
 
-    return obs.replace(agents=finite(obs.agents, acts), state=finite(obs.state, acts.all(-1)))
+    return dataclasses.replace(obs, agents=finite(obs.agents, acts), state=finite(obs.state, acts.all(-1)))
 
 
 def readable_batch(batch: Trajectory) -> Trajectory:
@@ -80,4 +81,5 @@ def readable_batch(batch: Trajectory) -> Trajectory:
     steps, counts = batch.steps, weight(batch) > 0
     reward = jnp.where(counts | jnp.isfinite(steps.reward), steps.reward, 0.0)
     next_obs = None if steps.next_obs is None else readable(steps.next_obs, counts & ~steps.terminated)
-    return batch.replace(steps=steps.replace(obs=readable(steps.obs, counts), next_obs=next_obs, reward=reward))
+    steps = dataclasses.replace(steps, obs=readable(steps.obs, counts), next_obs=next_obs, reward=reward)
+    return dataclasses.replace(batch, steps=steps)

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import itertools
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -122,6 +123,22 @@ def test_weights_of_weighted_qmix():
     one_of_two = losses.is_greedy(jnp.array([0, 1]), jnp.array([0, 0]), TRUE)
     assert not one_of_two and losses.is_greedy(jnp.array([0, 1]), jnp.array([0, 0]), jnp.array([True, False]))
     assert losses.cw_weight(one_of_two, jnp.float32(1.0), jnp.float32(2.0), 0.1) == pytest.approx(0.1)
+
+
+def test_weighted_qmix_takes_lambda_returns_of_its_central_value():
+    """r = 1, gamma = lambda = 1/2, and Q̂* of the successors 4, 4, 8: as Q(λ) of Peng above; without trace, 1 + Q̂*/2."""
+    batch = batch_of([0, 1, 2], [1, 2, 3], [0, 0, 0], [1.0] * 3, [0, 0, 0], num_actions=2)
+    values = table_network([[0.0, 0.0], [4.0, 1.0], [4.0, 1.0], [8.0, 0.0]])
+    nets = wqmix.WQMIXNets(values, mixers.vdn(), values, mixers.vdn())
+    params = {name: {} for name in nets._fields}
+
+    def target(returns):
+        cfg = WQMIXConfig(gamma=0.5, lambda_=0.5, returns=returns)
+        weighted, _ = wqmix.weighted_values(params, params, batch, variant="ow", nets=nets, cfg=cfg)
+        return weighted.target.ravel().tolist()
+
+    assert target("td") == [3.0, 3.0, 5.0]
+    assert target("peng") == target("harutyunyan") == [2.8125, 3.25, 5.0]
 
 
 def weighted_setup(variant="cw", **config):
@@ -327,6 +344,15 @@ def test_a_recurrent_learner_starts_with_a_blank_memory_where_a_batch_has_none(n
     assert batch.carry == () and float(one) == float(two)
 
 
+def test_recurrent_learners_refuse_single_transitions():
+    spec = envs.matrix_game(np.zeros((3, 3))).spec
+    learner = jmarl.iql(spec, LEARNERS["iql"][1].replace(recurrent=True, cell_size=4))
+    state = jax.eval_shape(learner.init, jax.random.key(0))
+    batch = random_batch(spec, jax.random.key(1), length=1, carry=learner.init_carry((6,)))
+    with pytest.raises(ValueError, match="recurrent=True learns from sequences, and these are of one step"):
+        jax.eval_shape(learner.update, state, batch, jax.random.key(2))
+
+
 def test_a_burn_in_as_long_as_the_sequences_is_refused():
     spec = envs.matrix_game(np.zeros((3, 3))).spec
     learner = jmarl.iql(spec, LEARNERS["iql"][1].replace(recurrent=True, cell_size=4, burn_in=4))
@@ -395,6 +421,88 @@ def test_standardised_rewards_and_returns_are_undone_before_they_mix():
     learner = jmarl.vdn(env.spec, cfg.replace(standardize_return=False, standardize_reward=True))
     state, metrics = jax.jit(learner.update)(learner.init(jax.random.key(0)), batch, jax.random.key(0))
     assert float(metrics["value/target"]) == 0.0  # a constant reward less its mean
+
+
+# -------------------------------------------------------------------------------------- losses and networks of one's own
+
+
+@pytest.mark.parametrize("name", list(LEARNERS))
+def test_a_loss_of_ones_own_adds_a_term_and_a_metric(name):
+    algorithm, cfg = LEARNERS[name]
+    usual = jmarl.wqmix_loss if isinstance(cfg, WQMIXConfig) else jmarl.q_loss
+
+    def loss(params, *args, **options):
+        value, (metrics, moments) = usual(params, *args, **options)
+        size = sum(jnp.sum(x**2) for x in jax.tree.leaves(params))
+        return value + 100.0 * size, ({**metrics, "loss/size": size}, moments)
+
+    spec = envs.matrix_game(np.zeros((3, 3))).spec
+    learner = algorithm(spec, cfg, loss=loss)
+    state = learner.init(jax.random.key(0))
+    new, metrics = jax.jit(learner.update)(state, random_batch(spec, jax.random.key(1)), jax.random.key(2))
+    size = lambda params: sum(float(jnp.sum(x**2)) for x in jax.tree.leaves(params))  # noqa: E731
+    assert float(metrics["loss/size"]) == pytest.approx(size(state.params), rel=1e-5)
+    assert size(new.params) < size(state.params)
+
+
+def test_the_target_of_ones_own_reaches_pqn():
+    env = envs.matrix_game(np.zeros((2, 2)))
+    cfg = PQNConfig(hidden_sizes=(4,), num_minibatches=1, num_epochs=1)
+    learner = jmarl.pqn_vdn(env.spec, cfg, targets=lambda *args, **nets: jmarl.pqn_targets(*args, **nets) + 7.0)
+    run = jmarl.training.start(env, learner, jax.random.key(0), num_envs=2)
+    run, batch, _ = jax.jit(lambda run: jmarl.rollout(env, learner, run, length=4))(run)
+    _, metrics = jax.jit(learner.update)(run.train_state, batch, jax.random.key(0))
+    assert float(metrics["value/target"]) == 7.0  # every step ends an episode, without reward
+    assert float(metrics["epsilon"]) < 1.0
+    _, metrics = learner.update(run.train_state.replace(env_steps=None), batch, jax.random.key(0))
+    assert "epsilon" not in metrics  # which depends on what nobody counts
+
+
+def test_qmix_mixes_alike_wherever_its_mixer_is_made():
+    """The scale of its first outputs is what training depends on most."""
+    spec = envs.matrix_game(np.zeros((3, 3))).spec
+    ours, default = q_learning.default_nets(spec, QMIXConfig()).mixer, mixers.mixer(mixers.QMIX(), spec)
+    key = jax.random.key(0)
+    jax.tree.map(np.testing.assert_array_equal, ours.init(key), default.init(key))
+    kernel = ours.init(key)["hyper_w1"]["Dense_1"]["kernel"]
+    assert float(jnp.std(kernel) * np.sqrt(kernel.shape[0])) == pytest.approx(0.1, rel=0.2)  # of variance 0.01
+
+
+def test_an_agent_of_ones_own_leaves_the_mixer_as_it_was():
+    spec, cfg = envs.matrix_game(np.zeros((3, 3))).spec, LEARNERS["qmix"][1]
+    wider = q_learning.default_nets(spec, cfg)._replace(
+        agent=q_learning.agent_network(spec, QConfig(hidden_sizes=(9,)))
+    )
+    usual, other = (jmarl.qmix(spec, cfg, nets).init(jax.random.key(0)).params for nets in (None, wider))
+    jax.tree.map(np.testing.assert_array_equal, usual["mixer"], other["mixer"])
+    assert jax.tree.map(jnp.shape, usual["agent"]) != jax.tree.map(jnp.shape, other["agent"])
+
+
+def test_a_team_learner_without_a_mixer_is_refused():
+    spec = envs.matrix_game(np.zeros((3, 3))).spec
+    independent = q_learning.default_nets(spec, QConfig())
+    with pytest.raises(ValueError, match=r"nets\.mixer is None here: iql has none, vdn and qmix have one"):
+        jmarl.vdn(spec, VDNConfig(), independent)
+    with pytest.raises(ValueError, match=r"nets\.mixer is given here: iql has none"):
+        jmarl.iql(spec, QConfig(), independent._replace(mixer=mixers.vdn()))
+
+
+TEAM_LEARNERS = {**LEARNERS, "pqn_vdn": (jmarl.pqn_vdn, PQNConfig()), "iql": (jmarl.iql, QConfig(team_reward="sum"))}
+
+
+@pytest.mark.parametrize("name", list(TEAM_LEARNERS))
+def test_one_reward_for_opposed_teams_is_warned_of_once(name):
+    algorithm, cfg = TEAM_LEARNERS[name]
+    spec = envs.matrix_game(np.zeros((3, 3))).spec._replace(name=f"tag_{name}", teams=(0, 1))
+    with pytest.warns(
+        UserWarning, match=f"tag_{name} has 2 teams that oppose each other, and .*Config learns from one"
+    ):
+        algorithm(spec, cfg)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        algorithm(spec, cfg)
+        algorithm(spec._replace(name="together", teams=(0, 0)), cfg)
+        jmarl.iql(spec._replace(name="each for itself"), QConfig())
 
 
 # ------------------------------------------------------------------------------------------- games of known solution
@@ -539,7 +647,8 @@ def test_a_schedule_without_its_end_is_refused():
 def test_tracers_are_not_validated():
     spec = envs.matrix_game(np.eye(2)).spec
     jax.eval_shape(
-        lambda x: jmarl.cw_qmix(spec, WQMIXConfig(gamma=x, suboptimal_weight=x, epsilon_end=x)).init(jax.random.key(0)), 0.0
+        lambda x: jmarl.cw_qmix(spec, WQMIXConfig(gamma=x, suboptimal_weight=x, epsilon_end=x)).init(jax.random.key(0)),
+        0.0,
     )
 
 

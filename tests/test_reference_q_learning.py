@@ -130,9 +130,7 @@ def q_setup(name, variant):
     family = name.split("_")[0]
     cfg = config_of(z, variant, CONFIGS[family])
     no_mask = "no_agent_mask" in variant or "agent_mask=none" in variant
-    batch = batch_of(
-        z, agents_masked=not no_mask, actions_masked="no_avail" not in variant, of_team=family != "iql"
-    )
+    batch = batch_of(z, agents_masked=not no_mask, actions_masked="no_avail" not in variant, of_team=family != "iql")
     nets = q_learning.default_nets(spec(z), cfg)
     return z, cfg, nets, batch, to_params(tree(z, "param")), to_params(tree(z, "target_param"))
 
@@ -202,7 +200,7 @@ def require_gradients(z, variant, grads, of_given_target, dtype):
 
 
 def test_source_selects_unavailable_actions_and_we_do_not():
-    """The source's double Q reads the mask of the wrong step: with that mask, what we choose and lose is the source's."""
+    """The source's double Q reads the mask of the wrong step; with it, what we choose and lose is the source's."""
     z, cfg, nets, batch, params, target_params = q_setup("qmix_ff", "double_q=1")
     steps, legal_next = batch.steps, batch.steps.next_obs.action_mask
 

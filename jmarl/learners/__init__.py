@@ -13,7 +13,7 @@ from jmarl.learners.ppo import (
     ppo_loss,
     ppo_targets,
 )
-from jmarl.learners.pqn import PQNConfig, pqn_loss, pqn_targets, pqn_vdn
+from jmarl.learners.pqn import PQNConfig, PQNNets, pqn_loss, pqn_targets, pqn_vdn
 from jmarl.learners.q_learning import QConfig, QMIXConfig, QNets, VDNConfig, iql, q_loss, qmix, values_and_targets, vdn
 from jmarl.learners.wqmix import WQMIXConfig, WQMIXNets, cw_qmix, ow_qmix, wqmix_loss
 
@@ -24,6 +24,7 @@ __all__ = [
     "PPOConfig",
     "PPOTargets",
     "PQNConfig",
+    "PQNNets",
     "QConfig",
     "QMIXConfig",
     "QNets",

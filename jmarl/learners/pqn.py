@@ -10,7 +10,7 @@ References:
   Sunehag et al., 2018, Value-Decomposition Networks (https://arxiv.org/abs/1706.05296).
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +19,8 @@ from jaxtyping import Array, Float
 from jmarl import configs, exploration, losses, masks, optim
 from jmarl.configs import config
 from jmarl.learners import checks, on_policy, parts, q_learning, replay
-from jmarl.learners.q_learning import QNets
 from jmarl.networks import mixers
-from jmarl.types import EnvSpec, Learner, Metrics, Numeric, Params, TrainState, Trajectory, static
+from jmarl.types import EnvSpec, Learner, Metrics, Mixer, Network, Numeric, Params, TrainState, Trajectory, static
 
 
 @config
@@ -40,12 +39,24 @@ class PQNConfig(configs.OptimizerConfig, configs.RolloutConfig, configs.EpsilonC
     layer_norm: bool = static(True)  # before each activation: what makes it stable without a target network
 
 
-def default_nets(spec: EnvSpec, cfg: PQNConfig) -> QNets:
+class PQNNets(NamedTuple):
+    """What `pqn_loss` needs to know of the networks.
+
+    Attributes:
+      agent: a network over observations `[L, M, ..]` whose output is a value of each action, `[L, M, N, A]`.
+      mixer: from the agents' values to the team's.
+    """
+
+    agent: Network
+    mixer: Mixer
+
+
+def default_nets(spec: EnvSpec, cfg: PQNConfig) -> PQNNets:
     """The networks that `cfg` describes: the agents', and the sum as mixer."""
-    return QNets(q_learning.agent_network(spec, cfg), mixers.vdn())
+    return PQNNets(q_learning.agent_network(spec, cfg), mixers.vdn())
 
 
-def pqn_targets(params: Params, batch: Trajectory, *, nets: QNets, cfg: PQNConfig) -> Float[Array, "L M"]:
+def pqn_targets(params: Params, batch: Trajectory, *, nets: PQNNets, cfg: PQNConfig) -> Float[Array, "L M"]:
     """Q(λ) returns G of a rollout, `[T, B]`.
 
     Args:
@@ -65,7 +76,7 @@ def pqn_targets(params: Params, batch: Trajectory, *, nets: QNets, cfg: PQNConfi
 
 
 def pqn_loss(
-    params: Params, batch: Trajectory, targets: Float[Array, "L M"], *, nets: QNets, cfg: PQNConfig
+    params: Params, batch: Trajectory, targets: Float[Array, "L M"], *, nets: PQNNets, cfg: PQNConfig
 ) -> tuple[Array, Metrics]:
     """Squared error of the team's value, averaged over the steps that count.
 
@@ -93,7 +104,7 @@ def pqn_loss(
 
 
 def pqn_vdn(
-    spec: EnvSpec, cfg: PQNConfig, nets: QNets | None = None, *, targets=pqn_targets, loss=pqn_loss
+    spec: EnvSpec, cfg: PQNConfig, nets: PQNNets | None = None, *, targets=pqn_targets, loss=pqn_loss
 ) -> Learner:
     """PQN with the sum as mixer, for the on-policy loop. At one agent this is PQN.
 

@@ -13,6 +13,7 @@ References:
   Rashid et al., 2018, QMIX (https://arxiv.org/abs/1803.11485).
 """
 
+import dataclasses
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -24,11 +25,8 @@ from jmarl.configs import config
 from jmarl.learners import checks, parts, replay
 from jmarl.networks import actor_critic, mixers
 from jmarl.types import (
-    Action,
-    Carry,
     EnvSpec,
     Learner,
-    Measured,
     Metrics,
     Mixer,
     Moments,
@@ -67,7 +65,9 @@ class VDNConfig(QConfig):
     """Hyperparameters of VDN: those of IQL, for a team."""
 
     team_reward: configs.TeamReward = static("sum")  # of the agents' rewards
-    next_agent_mask: Literal["next", "current"] = static("next")  # who counts in the value of s': who acts in s' or in s
+    next_agent_mask: Literal["next", "current"] = static(
+        "next"
+    )  # who counts in the value of s': who acts in s' or in s
 
 
 @config
@@ -76,7 +76,9 @@ class QMIXConfig(VDNConfig):
 
     mixer_embed_size: int = static(mixers.QMIX.embed_size)  # width of the mixing layer
     mixer_hypernet_sizes: tuple[int, ...] = static(mixers.QMIX.hypernet_sizes)  # hidden layers of its hypernetworks
-    mixer_scale: float = static(mixers.QMIX.scale)  # variance of the hypernetworks' first outputs, small to start near 0
+    mixer_scale: float = static(
+        mixers.QMIX.scale
+    )  # variance of the hypernetworks' first outputs, small to start near 0
 
 
 class QNets(NamedTuple):
@@ -103,8 +105,7 @@ def default_nets(spec: EnvSpec, cfg: QConfig) -> QNets:
     """
     agent = agent_network(spec, cfg)
     if isinstance(cfg, QMIXConfig):
-        module = mixers.QMIX(cfg.mixer_embed_size, cfg.mixer_hypernet_sizes, cfg.mixer_embed_size, cfg.mixer_scale)
-        return QNets(agent, mixers.mixer(module, spec))
+        return QNets(agent, monotonic_mixer(spec, cfg))
     return QNets(agent, mixers.vdn() if isinstance(cfg, VDNConfig) else None)
 
 
@@ -264,13 +265,11 @@ def acting(agent: Network, epsilon: Any):
     """`Learner.act`, with probability `epsilon(state)` at random, and `Learner.greedy`."""
     step = networks.one_step(agent)
 
-    def act(
-        state: TrainState, carry: Carry, obs: Observation, first: Array, key: Array
-    ) -> tuple[Action, Carry, Measured]:
+    def act(state, carry, obs, first, key):
         carry, q = step(state.params["agent"], carry, obs, first)
         return exploration.epsilon_greedy(key, q, obs.action_mask, epsilon(state)), carry, {}
 
-    def greedy(state: TrainState, carry: Carry, obs: Observation, first: Array) -> tuple[Action, Carry]:
+    def greedy(state, carry, obs, first):
         carry, q = step(state.params["agent"], carry, obs, first)
         return losses.masked_argmax(q, obs.action_mask), carry
 
@@ -290,7 +289,7 @@ def unroll(agent: Network, params: Params, batch: Trajectory, burn_in: int) -> t
     return q[:-1], q[1:]
 
 
-def team_views(batch: Trajectory, cfg: VDNConfig) -> tuple[Observation, Observation]:
+def team_views(batch: Trajectory, cfg: Any) -> tuple[Observation, Observation]:
     """What mixers read of each step and of its successor, with those who count in `agent_mask`."""
     steps: Any = batch.steps
     next_obs = steps.next_obs
@@ -316,7 +315,7 @@ def targets_of(
     moments: dict[str, Moments] | None,
     cfg: QConfig,
 ) -> tuple[Array, dict[str, Moments]]:
-    """y of each step, `[L, M, K]`, on the scale of the networks' outputs; traces end with the episode and before padding.
+    """y of each step, `[L, M, K]`, on the scale of the networks' outputs. Traces end with the episode and at padding.
 
     Args:
       batch: sequences.
@@ -329,7 +328,7 @@ def targets_of(
     moments = dict(moments or {})
     if cfg.standardize_return:
         next_value, old_value = (normalize.denormalize(moments["return"], x) for x in (next_value, old_value))
-    discount = cfg.gamma * (1.0 - terminated)
+    discount = jnp.asarray(cfg.gamma * (1.0 - terminated))
     if cfg.returns == "td":
         target = reward + discount * next_value
     else:
@@ -352,16 +351,22 @@ def agent_network(spec: EnvSpec, cfg: configs.NetworkConfig) -> Network:
     return actor_critic.of_own_view(spec, lambda num_actions: (output(num_actions),), model, cfg.sharing)
 
 
+def monotonic_mixer(spec: EnvSpec, cfg: QMIXConfig) -> Mixer:
+    """The QMIX mixer that `cfg` describes."""
+    module = mixers.QMIX(cfg.mixer_embed_size, cfg.mixer_hypernet_sizes, cfg.mixer_embed_size, cfg.mixer_scale)
+    return mixers.mixer(module, spec)
+
+
 def _standardized(
     batch: Trajectory, moments: dict[str, Moments], cfg: QConfig
 ) -> tuple[Trajectory, dict[str, Moments]]:
     """Rewards on the scale of their running moments, if asked for."""
     if not cfg.standardize_reward:
         return batch, moments
-    reward = batch.steps.reward
-    new = normalize.update(moments["reward"], reward, replay.weights(batch) > 0, cfg.standardize_beta)
-    steps = batch.steps.replace(reward=normalize.normalize(new, reward))
-    return batch.replace(steps=steps), {**moments, "reward": new}
+    steps: Any = batch.steps
+    new = normalize.update(moments["reward"], steps.reward, replay.weights(batch) > 0, cfg.standardize_beta)
+    steps = steps.replace(reward=normalize.normalize(new, steps.reward))
+    return dataclasses.replace(batch, steps=steps), {**moments, "reward": new}
 
 
 def _validate(spec: EnvSpec, cfg: QConfig, cls: type, nets: QNets | None) -> None:
@@ -373,6 +378,6 @@ def _validate(spec: EnvSpec, cfg: QConfig, cls: type, nets: QNets | None) -> Non
         raise TypeError(f"cfg is {type(cfg).__name__} here, and this algorithm takes {cls.__name__}: {cls.__name__}().")
     if nets is not None and (nets.mixer is None) != (cls is QConfig):
         raise ValueError(
-            f"nets.mixer is {'None' if nets.mixer is None else 'given'} here: iql has none, vdn and qmix have one, such "
-            f"as that of q_learning.default_nets(spec, cfg)."
+            f"nets.mixer is {'None' if nets.mixer is None else 'given'} here: iql has none, vdn and qmix have one, "
+            f"such as that of q_learning.default_nets(spec, cfg)."
         )

@@ -33,8 +33,8 @@ def weights(batch: Trajectory, burn_in: int = 0) -> Array:
         )
     if len(first) == 1 and jax.tree.leaves(batch.carry):
         raise ValueError(
-            "recurrent=True learns from sequences, and these are of one step, in which nothing is remembered: raise the "
-            "buffer's sequence_length, or set recurrent=False."
+            "recurrent=True learns from sequences, and these are of one step, in which nothing is remembered: raise "
+            "the buffer's sequence_length, or set recurrent=False."
         )
     ended = jnp.cumsum(last, axis=0) - last > 0
     warms_up = (jnp.arange(len(first)) < burn_in)[:, None] & ~first[0]

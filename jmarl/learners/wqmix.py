@@ -13,6 +13,7 @@ References:
   Rashid et al., 2020, Weighted QMIX (https://arxiv.org/abs/2006.10800).
 """
 
+import dataclasses
 import functools
 from typing import Any, Literal, NamedTuple
 
@@ -76,9 +77,9 @@ class WeightedValues:
 
 def default_nets(spec: EnvSpec, cfg: WQMIXConfig) -> WQMIXNets:
     """The networks that `cfg` describes."""
-    agent, mixer = q_learning.default_nets(spec, cfg)
+    agent = q_learning.agent_network(spec, cfg)
     central_mixer = mixers.mixer(mixers.Central(cfg.central_sizes, cfg.central_sizes[-1]), spec)
-    return WQMIXNets(agent, mixer or mixers.vdn(), agent, central_mixer)
+    return WQMIXNets(agent, q_learning.monotonic_mixer(spec, cfg), agent, central_mixer)
 
 
 def weighted_values(
@@ -93,7 +94,7 @@ def weighted_values(
 ) -> tuple[WeightedValues, dict[str, Moments]]:
     """Both values of what was done, their target and weights; and the moments. Arguments as for `wqmix_loss`."""
     steps: Any = batch.steps
-    blank = batch.replace(carry=())
+    blank = dataclasses.replace(batch, carry=())
     q, next_q = q_learning.unroll(nets.agent, params["agent"], batch, cfg.burn_in)
     central_q, _ = q_learning.unroll(nets.central_agent, params["central_agent"], blank, cfg.burn_in)
     old_q, old_next_q = q_learning.unroll(nets.central_agent, target_params["central_agent"], blank, cfg.burn_in)
