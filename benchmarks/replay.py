@@ -34,7 +34,7 @@ def flashbax_buffer(capacity: int, batch_size: int) -> Buffer:
 
     def items(rollout: Trajectory) -> Any:
         steps: Any = rollout.steps
-        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), steps.replace(extras=None))
+        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), steps.replace(carry=()))
 
     def init(rollout: Trajectory) -> Any:
         return theirs.init(jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), jax.eval_shape(items, rollout)))
@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="a new JSON file")
     out = parser.parse_args().out
     env = jmarl.make("MPE_simple_spread_v3")
-    learner = jmarl.vdn(env.spec, jmarl.QConfig())
+    learner = jmarl.vdn(env.spec, jmarl.VDNConfig())
     run = jmarl.training.start(env, learner, jax.random.key(0), num_envs=32)
     rollout = jax.jit(lambda run: jmarl.rollout(env, learner, run, length=26)[1])(run)
     rows = []

@@ -138,6 +138,8 @@ def memory(state: Any) -> int:
 
 def _validate(capacity: int, batch_size: int, sequence_length: int) -> None:
     for name, value in {"capacity": capacity, "batch_size": batch_size, "sequence_length": sequence_length}.items():
+        if not isinstance(value, int | np.integer) or isinstance(value, bool):
+            raise TypeError(f"{name}={value!r} must be a whole number, such as {name}=8.")
         if value < 1:
             raise ValueError(f"{name}={value} must be at least 1.")
     if capacity < batch_size:
@@ -155,6 +157,8 @@ def _init(rollout: Trajectory, capacity: int, sequence_length: int) -> Replay:
             f"can begin {length * num_envs} sequences. Raise capacity or shorten the rollout."
         )
 
+    _require_masks(rollout)
+
     def empty(tree: Any, *axes: int) -> Any:
         return jax.tree.map(lambda x: jnp.zeros((capacity, *axes, *x.shape[2:]), x.dtype), tree)
 
@@ -171,6 +175,21 @@ def _init(rollout: Trajectory, capacity: int, sequence_length: int) -> Replay:
     )
 
 
+def _require_masks(rollout: Trajectory) -> None:
+    """Refuses numbers in place of masks: ~ of them is no mask, and a buffer would keep them."""
+    steps: Any = rollout.steps
+    masks = {
+        "obs.agent_mask": steps.obs.agent_mask,
+        "obs.action_mask": steps.obs.action_mask,
+        "first": steps.first,
+        "terminated": steps.terminated,
+        "last": steps.last,
+    }
+    for name, mask in masks.items():
+        if mask is not None and mask.dtype != np.bool_:
+            raise TypeError(f"steps.{name} is {mask.dtype} in the rollout, and a mask is bool: write x > 0 for x.")
+
+
 def _shares(priority: Float[Array, "C"], exponent: Numeric) -> Float[Array, "C"]:
     """p^α, 0 for what was never written."""
     share, is_written = priority**exponent, priority > 0
@@ -179,7 +198,8 @@ def _shares(priority: Float[Array, "C"], exponent: Numeric) -> Float[Array, "C"]
     return jnp.where(is_written, jnp.maximum(share, least), 0.0)
 
 
-def _parts(rollout: Trajectory) -> tuple[Transition, Array, Observation, Carry]:
+def _parts(rollout: Trajectory) -> tuple[Transition, Any, Observation, Carry]:
+    """Steps, whose step counts, views and what was remembered: they are kept apart."""
     steps: Any = rollout.steps
     counts = steps.obs.agent_mask if rollout.weight is None else rollout.weight
     return steps.replace(obs=None, next_obs=None, carry=()), counts, steps.obs, steps.carry

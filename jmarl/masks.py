@@ -5,6 +5,7 @@ goes on: then its steps have a value, which the steps before are bootstrapped fr
 is. Once its return has ended, and until it acts again, its steps count for nothing.
 """
 
+import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from jaxtyping import Array, Bool, Float
 
 from jmarl.types import Observation, Trajectory
 
-__all__ = ["acting", "counting", "over", "readable", "readable_batch", "weight"]
+__all__ = ["acting", "counting", "over", "readable", "readable_batch", "speaking", "weight"]
 
 
 def over(
@@ -48,8 +49,16 @@ def counting(batch: Trajectory) -> Bool[Array, "L M N"]:
     return steps.next_obs.agent_mask | ((weight(batch) > 0) & ~steps.terminated)
 
 
-def readable(obs: Observation) -> Observation:
+def speaking(obs: Observation, goes_on: Bool[Array, "*batch N"]) -> Observation:
+    """Whose values make up a team's, in `agent_mask`: of those who act, and where all wait, of whose return goes on."""
+    somebody_acts = obs.agent_mask.any(-1, keepdims=True)
+    return dataclasses.replace(obs, agent_mask=jnp.where(somebody_acts, obs.agent_mask, goes_on))
+
+
+def readable(obs: Observation, counts: Bool[Array, "*batch N"] | None = None) -> Observation:
     """Zeros in place of what is no number in the views of agents that do not act, and in the state where one does not.
+
+    With `counts`, also where an agent's step does not count.
 
     >>> from jmarl import envs
     >>> from jmarl.types import zero_observation
@@ -58,18 +67,19 @@ def readable(obs: Observation) -> Observation:
     >>> readable(absent).agents.tolist()
     [[1.0], [0.0]]
     """
-    acts, everybody = obs.agent_mask, obs.agent_mask.all(-1)
+    acts = obs.agent_mask if counts is None else obs.agent_mask & counts
 
     def finite(x: Array, is_there: Array) -> Array:
         is_there = is_there.reshape(*is_there.shape, *[1] * (x.ndim - is_there.ndim))
         return jnp.where(is_there | jnp.isfinite(x), x, jnp.zeros((), x.dtype))
 
-    return obs.replace(agents=finite(obs.agents, acts), state=finite(obs.state, everybody))
+    return dataclasses.replace(obs, agents=finite(obs.agents, acts), state=finite(obs.state, acts.all(-1)))
 
 
 def readable_batch(batch: Trajectory) -> Trajectory:
     """A batch in which what does not count is finite: what is masked would else reach a gradient as 0 times NaN."""
-    steps = batch.steps
-    reward = jnp.where((weight(batch) > 0) | jnp.isfinite(steps.reward), steps.reward, 0.0)
-    next_obs = None if steps.next_obs is None else readable(steps.next_obs)
-    return batch.replace(steps=steps.replace(obs=readable(steps.obs), next_obs=next_obs, reward=reward))
+    steps, counts = batch.steps, weight(batch) > 0
+    reward = jnp.where(counts | jnp.isfinite(steps.reward), steps.reward, 0.0)
+    next_obs = None if steps.next_obs is None else readable(steps.next_obs, counts & ~steps.terminated)
+    steps = dataclasses.replace(steps, obs=readable(steps.obs, counts), next_obs=next_obs, reward=reward)
+    return dataclasses.replace(batch, steps=steps)

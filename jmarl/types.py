@@ -222,7 +222,7 @@ class EnvSpec(NamedTuple):
       max_steps: the longest possible episode in steps; None if unbounded or unknown.
       min_steps: the shortest possible one; `rollout` draws no more start states than it can need.
       has_ids: views hold a one-hot id, by which a network that agents share can tell them apart.
-      teams: the number of each agent's team, such as (0, 0, 0, 1); () where all are of one.
+      teams: the team of each agent, as a number, where teams oppose each other; () if all are of one.
     """
 
     name: str

@@ -32,12 +32,15 @@ def random_batch(spec, key, length=4, batch_size=6, carry=()):
             next_obs=observation(keys[3]),
         ),
         carry=carry,
-        weight=jnp.ones(shape[:2]),
+        weight=jnp.ones(shape),
     )
 
 
 def require_padding_and_inactive_agents_change_nothing(learner, spec, carry):
-    """One update is the same whatever lies beyond a sequence's end or belongs to a dead agent; all parameters learn.
+    """One update is the same whatever lies beyond a sequence's or a return's end; all parameters learn.
+
+    Sequence 2 has a dead agent, sequence 3 ends in padding, sequence 4 in a terminal state. What is not to be read of
+    them is changed to other numbers, and to NaN.
 
     Args:
       learner: of two agents.
@@ -46,27 +49,59 @@ def require_padding_and_inactive_agents_change_nothing(learner, spec, carry):
     """
     state, update = jax.jit(learner.init)(jax.random.key(0)), jax.jit(learner.update)
     batch = random_batch(spec, jax.random.key(1), carry=carry)
-    steps = batch.steps
-    dead = steps.obs.agent_mask.at[:, 2, 1].set(False)
-    steps = steps.replace(obs=steps.obs.replace(agent_mask=dead), next_obs=steps.next_obs.replace(agent_mask=dead))
-    batch = batch.replace(steps=steps, weight=batch.weight.at[2:, 3].set(0.0))
-
-    garbage = random_batch(spec, jax.random.key(2)).steps
-    padded = jnp.zeros((4, 6), bool).at[3, 3].set(True)  # step 3 of sequence 3; step 2 is what step 1 leads to
-
-    def mix(ours, other, where):
-        return jnp.where(where.reshape(where.shape + (1,) * (ours.ndim - where.ndim)), other, ours)
-
-    spoilt = jax.tree.map(lambda x, y: mix(x, y, padded), steps, garbage.replace(first=steps.first))
     is_dead = jnp.zeros((4, 6, 2), bool).at[:, 2, 1].set(True)
-    spoilt = spoilt.replace(
-        action=mix(spoilt.action, garbage.action, is_dead),
-        obs=spoilt.obs.replace(agents=mix(spoilt.obs.agents, garbage.obs.agents, is_dead)),
-        next_obs=spoilt.next_obs.replace(agents=mix(spoilt.next_obs.agents, garbage.next_obs.agents, is_dead)),
+    is_padding = jnp.zeros((4, 6), bool).at[3, 3].set(True)  # not step 2: it is what step 1 leads to
+    is_terminal = jnp.zeros((4, 6), bool).at[3, 4].set(True)
+
+    def without_dead(obs):
+        """Of a dead agent, nothing is in the state either: its part is the last feature."""
+        return obs.replace(agent_mask=~is_dead, state=obs.state.at[:, 2, -1].set(0.0))
+
+    def spoilt(batch, garbage):
+        """A function of what is there and of other numbers, where nothing is to be read."""
+        steps = batch.steps
+
+        def views(obs, others, is_gone):
+            of_agent = is_gone[..., None] | is_dead
+            state = mix(obs.state, others.state, is_gone)
+            return obs.replace(agents=mix(obs.agents, others.agents, of_agent), state=state)
+
+        return batch.replace(
+            steps=steps.replace(
+                obs=views(steps.obs, garbage.obs, is_padding),
+                action=mix(steps.action, garbage.action, is_padding[..., None] | is_dead),
+                reward=mix(steps.reward, garbage.reward, is_padding),
+                next_obs=views(steps.next_obs, garbage.next_obs, is_padding | is_terminal),
+            )
+        )
+
+    def with_nan(batch):
+        steps, nan = batch.steps, lambda obs: jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), obs)
+        garbage = steps.replace(obs=nan(steps.obs), next_obs=nan(steps.next_obs), reward=nan(steps.reward))
+        steps = spoilt(batch, garbage).steps
+        last = lambda x: x.at[:, 2, -1].set(jnp.nan)  # noqa: E731
+        obs, next_obs = steps.obs.replace(state=last(steps.obs.state)), steps.next_obs
+        next_obs = next_obs.replace(state=last(next_obs.state))
+        return batch.replace(steps=steps.replace(obs=obs, next_obs=next_obs, reward=last(steps.reward)))
+
+    steps = batch.steps.replace(
+        obs=without_dead(batch.steps.obs),
+        next_obs=without_dead(batch.steps.next_obs),
+        reward=jnp.where(is_dead, 0.0, batch.steps.reward),
+        terminated=jnp.broadcast_to(is_terminal[..., None], is_dead.shape),
+        last=is_terminal,
     )
+    weight = jnp.where(is_dead, 0.0, batch.weight).at[2:, 3].set(0.0)
+    batch = batch.replace(steps=steps, weight=weight)
     new, _ = update(state, batch, jax.random.key(3))
-    same, _ = update(state, batch.replace(steps=spoilt), jax.random.key(3))
-    for x, y in zip(jax.tree.leaves(new.params), jax.tree.leaves(same.params), strict=True):
-        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-7)
+    for other in (spoilt(batch, random_batch(spec, jax.random.key(2)).steps), with_nan(batch)):
+        same, _ = update(state, other, jax.random.key(3))
+        for x, y in zip(jax.tree.leaves(new.params), jax.tree.leaves(same.params), strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-7)
     moved = jax.tree.map(lambda x, y: bool((x != y).any()), state.params, new.params)
     assert all(jax.tree.leaves(moved)), moved
+
+
+def mix(ours, other, where):
+    """`other` where a mask of fewer axes says so."""
+    return jnp.where(where.reshape(where.shape + (1,) * (ours.ndim - where.ndim)), other, ours)

@@ -1,6 +1,7 @@
 """Replay: what is kept, what is overwritten, what is drawn, and what that costs."""
 
 import collections
+import inspect
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +33,8 @@ def rollout_of(ids, first, last, successors=None):
         terminated=jnp.asarray(last)[..., None],
         last=jnp.asarray(last),
         next_obs=observation(successors),
-        extras=jnp.asarray(ids, jnp.float32)[..., None],
+        carry=jnp.asarray(ids, jnp.float32)[..., None],
+        measured={"log_prob": -jnp.asarray(ids, jnp.float32)[..., None]},
     )
     return Trajectory(steps=steps, carry=jnp.zeros((ids.shape[1], 1)))
 
@@ -132,12 +134,13 @@ def test_sequences_carry_their_start_and_stop_at_an_episodes_end():
     first[0] = True
     buffer = buffers.uniform(64, 64, sequence_length=3)
     batch = jax.jit(buffer.sample)(filled(buffer, rollout_of(ids, first, last)), jax.random.key(0))
-    parts = batch.steps.action[0, :, 0], batch.weight.T, batch.carry
+    parts = batch.steps.action[0, :, 0], batch.weight[..., 0].T, batch.carry
     by_start = {int(start): (w, c) for start, w, c in zip(*parts, strict=True)}
     assert {start: w.tolist() for start, (w, _) in by_start.items()} == {0: [1, 1, 1], 3: [1, 0, 0], 4: [1, 1, 0]}
     assert all(float(c[0]) == start for start, (_, c) in by_start.items())
     np.testing.assert_array_equal(
-        np.where(batch.weight > 0, batch.steps.next_obs.state[..., 0] - batch.steps.obs.state[..., 0], 0.5)[0], 0.5
+        np.where(batch.weight[..., 0] > 0, batch.steps.next_obs.state[..., 0] - batch.steps.obs.state[..., 0], 0.5)[0],
+        0.5,
     )
 
 
@@ -152,7 +155,47 @@ def test_another_dtype_or_shape_names_its_leaf():
         buffers._add(state, wrong)
 
 
+def test_numbers_in_place_of_masks_are_refused():
+    """The tests' own checker of types looks at arguments, so the numbers are put in behind its back."""
+    for name in ("agent_mask", "action_mask"):
+        rollout = transitions(0, 1)
+        object.__setattr__(rollout.steps.obs, name, jnp.ones((2, 1, 1), jnp.int32))
+        with pytest.raises(
+            TypeError, match=f"steps.obs.{name} is int32 in the rollout, and a mask is bool: write x > 0"
+        ):
+            inspect.unwrap(buffers._init)(rollout, 5, 1)
+    for name in ("first", "terminated", "last"):
+        rollout = transitions(0, 1)
+        object.__setattr__(rollout.steps, name, jnp.ones((2, 1), jnp.float32))
+        with pytest.raises(TypeError, match=rf"steps\.{name} is float32 in the rollout"):
+            inspect.unwrap(buffers._init)(rollout, 5, 1)
+
+
+@pytest.mark.parametrize("make_buffer", [buffers.uniform, buffers.prioritized])
+def test_what_was_measured_and_who_counts_come_back(make_buffer):
+    """Agent 0 waits at steps 0 and 2: they count; nothing counts at step 1, whoever acts."""
+    rollout = transitions(0, 1, 2)
+    acts, counts = jnp.array([[[False]], [[True]], [[False]]]), jnp.array([[[True]], [[False]], [[True]]])
+    steps = rollout.steps.replace(obs=rollout.steps.obs.replace(agent_mask=acts))
+    buffer = make_buffer(32, 32)
+    batch = buffer.sample(filled(buffer, rollout.replace(steps=steps, weight=counts)), jax.random.key(0))
+    ids = batch.steps.action[0, :, 0]
+    assert set(ids.tolist()) == {0, 1, 2} and (batch.weight[0, :, 0] == (ids != 1)).all()
+    assert (batch.steps.measured["log_prob"][0, :, 0] == -ids).all()
+
+
+def test_a_buffer_says_what_it_was_made_with():
+    sizes = {"capacity": 8, "batch_size": 2, "sequence_length": 3}
+    assert buffers.uniform(8, 2, 3).settings == {"buffer": "uniform", **sizes}
+    exponents = {"priority_exponent": "0.5", "importance_exponent": "0.4"}
+    made = buffers.prioritized(8, 2, 3, priority_exponent=0.5)
+    assert made.settings == {"buffer": "prioritized", **sizes, **exponents}
+
+
 def test_bad_sizes():
+    for size in (2.5, True, "4"):
+        with pytest.raises(TypeError, match=r"batch_size=.* must be a whole number, such as batch_size=8"):
+            inspect.unwrap(buffers._validate)(4, size, 1)
     with pytest.raises(ValueError, match="capacity=4 is smaller than batch_size=8"):
         buffers.uniform(4, 8)
     with pytest.raises(ValueError, match="sequence_length=0 must be at least 1"):
@@ -170,7 +213,7 @@ def test_prioritized_draws_in_proportion_and_weighs_against_it():
     batch = jax.jit(buffer.sample)(state, jax.random.key(1))
     share = np.bincount(np.asarray(batch.index), minlength=3) / 4000
     np.testing.assert_allclose(share, np.array([1, 2, 4]) / 7, atol=1e-3)  # stratified: hardly any noise
-    weight = {int(i): float(w) for i, w in zip(batch.index, batch.weight[0], strict=True)}
+    weight = {int(i): float(w) for i, w in zip(batch.index, batch.weight[0, :, 0], strict=True)}
     assert weight == pytest.approx({0: 1.0, 1: 0.5, 2: 0.25})
     state = _add(state, transitions(3, 4, 5))
     assert state.priority[3:6].tolist() == [16, 16, 16]

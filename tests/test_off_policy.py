@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 import jmarl
-from jmarl import PQNConfig, QConfig, WQMIXConfig, buffers, envs, networks, training
-from jmarl.learners import q_learning
+from jmarl import PQNConfig, QConfig, QMIXConfig, VDNConfig, WQMIXConfig, buffers, envs, networks, training
+from jmarl.learners import pqn, q_learning, wqmix
+from jmarl.types import Env, EnvSpec, Outcome, zero_observation
 
 CLIMBING = envs.matrix_game([[8.0, -12.0, -12.0], [-12.0, 0.0, 0.0], [-12.0, 0.0, 0.0]])
-SMALL = QConfig(hidden_sizes=(8,), learning_rate=1e-3)
+SMALL = VDNConfig(hidden_sizes=(8,), learning_rate=1e-3)
 
 
 def small_loop(algorithm=jmarl.vdn, env=CLIMBING, buffer=None, **options):
@@ -42,14 +43,14 @@ def test_schedules_end_with_the_run():
 
 
 def test_step_traces_once():
-    loop = small_loop(jmarl.qmix)
-    run = jax.jit(loop.init)(jax.random.key(0), SMALL)
+    loop, cfg = small_loop(jmarl.qmix), QMIXConfig(hidden_sizes=(8,))
+    run = jax.jit(loop.init)(jax.random.key(0), cfg)
     traces = []
 
     @jax.jit
     def step(run):
         traces.append(1)
-        return loop.step(run, SMALL)[0]
+        return loop.step(run, cfg)[0]
 
     for _ in range(4):
         run = step(run)
@@ -170,15 +171,14 @@ def returns_after(loop, cfg, num_iterations, num_seeds=3):
 @pytest.mark.parametrize("name", ["vdn", "qmix", "cw_qmix", "ow_qmix"])
 def test_climbing_game(name):
     """With random actions VDN settles on the safe payoff 0, QMIX may; weighted QMIX finds the 8 behind the -12."""
-    config_class = WQMIXConfig if name in ("cw_qmix", "ow_qmix") else QConfig
+    config_class = WQMIXConfig if name in ("cw_qmix", "ow_qmix") else {"vdn": VDNConfig, "qmix": QMIXConfig}[name]
     cfg = config_class(
         learning_rate=3e-3,
         hidden_sizes=(16,),
-        mixer_embed_size=4,
-        mixer_hypernet_sizes=(4,),
         target_update_interval=50,
         epsilon_end=1.0,
         team_reward="mean",
+        **({} if name == "vdn" else {"mixer_embed_size": 4, "mixer_hypernet_sizes": (4,)}),
     )
     loop = small_loop(getattr(jmarl, name), num_envs=16, rollout_length=1, buffer=buffers.uniform(500, 64))
     returns = returns_after(loop, cfg, 700)
@@ -191,15 +191,11 @@ def test_climbing_game(name):
 @pytest.mark.parametrize("name, payoff", [("vdn", 7.0), ("qmix", 8.0)])
 def test_two_step_game(name, payoff):
     """No sum of the agents' values fits the payoffs behind the 8, so VDN goes for the 7."""
-    cfg = QConfig(
-        learning_rate=3e-3,
-        hidden_sizes=(32,),
-        mixer_embed_size=8,
-        mixer_hypernet_sizes=(),
-        target_update_interval=50,
-        epsilon_end=1.0,
-        team_reward="mean",
-    )
+    common = {"learning_rate": 3e-3, "hidden_sizes": (32,), "target_update_interval": 50, "epsilon_end": 1.0}
+    cfg = {
+        "vdn": VDNConfig(**common, team_reward="mean"),
+        "qmix": QMIXConfig(**common, team_reward="mean", mixer_embed_size=8, mixer_hypernet_sizes=()),
+    }[name]
     loop = small_loop(getattr(jmarl, name), envs.two_step_game(), buffers.uniform(2000, 64), num_envs=16, num_updates=1)
     assert returns_after(loop, cfg, 1500).tolist() == [payoff] * 3
 
@@ -228,6 +224,88 @@ def test_a_time_limit_bootstraps():
     assert float(metrics["value/q_taken"][-1]) == pytest.approx(10.0, rel=0.05)
 
 
+def turns(acts):
+    """Agent i acts at t where `acts[t][i]`, and waits elsewhere; both are paid 1 on the last step, whatever they do."""
+    acts = np.array(acts, bool)
+    length = len(acts)
+    names = {"name": "turns", "agents": ("a", "b"), "num_actions": 2}
+    spec = EnvSpec(**names, obs_shape=(length,), state_shape=(length,), max_steps=length, min_steps=length)
+
+    def observe(t):
+        view = jax.nn.one_hot(t, length, dtype=jnp.float32)
+        mask = jnp.asarray(acts)[jnp.minimum(t, length - 1)]
+        return zero_observation(spec).replace(agents=jnp.stack([view, view]), state=view, agent_mask=mask)
+
+    def step(t, action, key):
+        end = t == length - 1
+        outcome = Outcome(reward=jnp.full(2, end, jnp.float32), terminated=jnp.full(2, end), last=end)
+        return t + 1, observe(t + 1), outcome
+
+    return Env(lambda key: (jnp.int32(0), observe(jnp.int32(0))), step, spec), jax.vmap(observe)(jnp.arange(length))
+
+
+TAKING_TURNS = [[True, False], [False, True], [True, False], [False, True]]
+PAUSING = [[True, True], [False, False], [False, True], [False, False], [True, False]]
+TABLE = {"gamma": 0.9, "hidden_sizes": (), "learning_rate": 3e-2, "max_grad_norm": None, "epsilon_schedule": "constant"}
+
+
+def swept_values(loop, default_nets, cfg, obs, num_iterations, lambdas):
+    """Values of all actions and of the team, `[lambda, T, ..]`, after training with each lambda."""
+    nets = default_nets(loop.env.spec, cfg)
+
+    def values(key, cfg):
+        params = jmarl.make_train(loop, num_iterations)(key, cfg)[0].train_state.params
+        views = jax.tree.map(lambda x: x[None], obs)
+        q = nets.agent.apply(params["agent"], (), views, jnp.ones((1, len(obs.agents)), bool))[1]
+        team = q[..., 0] if nets.mixer is None else nets.mixer.apply(params["mixer"], q, jnp.argmax(q, -1), views)
+        return q[0], team[0]
+
+    cfgs, axes = jmarl.sweep(cfg, lambda_=lambdas)
+    return jax.tree.map(np.asarray, jax.jit(jax.vmap(values, (None, axes)))(jax.random.key(0), cfgs))
+
+
+@pytest.mark.parametrize("acts", [TAKING_TURNS, PAUSING], ids=["turns", "pauses"])
+@pytest.mark.parametrize(
+    "returns, length, lambdas", [("td", 1, [0.8]), ("peng", 5, [0.0, 0.5, 1.0]), ("harutyunyan", 5, [0.0, 0.5, 1.0])]
+)
+def test_waiting_ends_no_return_of_independent_learners(returns, length, lambdas, acts):
+    env, obs = turns(acts)
+    cfg = QConfig(**TABLE, sharing="per_agent", returns=returns, target_update_interval=10)
+    loop = small_loop(jmarl.iql, env, buffers.uniform(256, 32, length), num_updates=4)
+    q, _ = swept_values(loop, q_learning.default_nets, cfg, obs, 150, lambdas)
+    right = 0.9 ** np.arange(len(acts))[::-1]
+    assert np.abs(q - right[:, None, None]).max() < 0.02  # for those who wait, too
+
+
+@pytest.mark.parametrize("acts", [TAKING_TURNS, PAUSING], ids=["turns", "pauses"])
+@pytest.mark.parametrize("name", ["vdn", "qmix", "ow_qmix"])
+def test_waiting_ends_no_return_of_a_team(name, acts):
+    """Q_tot is that of who acts; where nobody does, of all whose return goes on."""
+    env, obs = turns(acts)
+    small = {"target_update_interval": 10, "returns": "peng"}
+    mixer = {"mixer_embed_size": 4, "mixer_hypernet_sizes": ()}
+    default_nets, cfg = {
+        "vdn": (q_learning.default_nets, VDNConfig(**TABLE, **small)),
+        "qmix": (q_learning.default_nets, QMIXConfig(**TABLE, **small, **mixer)),
+        "ow_qmix": (wqmix.default_nets, WQMIXConfig(**TABLE, **small, **mixer, central_sizes=(8,))),
+    }[name]
+    loop = small_loop(getattr(jmarl, name), env, buffers.uniform(256, 32, 5), num_updates=4)
+    _, team = swept_values(loop, default_nets, cfg, obs, 200, [0.0, 0.5, 1.0])
+    acting = np.array(acts).any(-1)
+    right = 2 * 0.9 ** np.arange(len(acts))[::-1]
+    assert np.abs(team - right)[:, acting].max() < 0.05
+
+
+@pytest.mark.parametrize("acts", [TAKING_TURNS, PAUSING], ids=["turns", "pauses"])
+def test_waiting_ends_no_return_of_pqn(acts):
+    env, obs = turns(acts)
+    cfg = PQNConfig(**TABLE, num_minibatches=1)
+    loop = jmarl.on_policy(env, jmarl.pqn_vdn, num_envs=8, rollout_length=len(acts))
+    _, team = swept_values(loop, pqn.default_nets, cfg, obs, 150, [0.0, 0.5, 1.0])
+    right = 2 * 0.9 ** np.arange(len(acts))[::-1]
+    assert np.abs(team - right)[:, np.array(acts).any(-1)].max() < 0.05
+
+
 @pytest.mark.parametrize("recurrent", [False, True])
 def test_pqn_solves_the_action_observation_probe(recurrent):
     env = envs.probe("action_observation", num_agents=2)
@@ -243,7 +321,7 @@ def test_pqn_targets_match_a_loop_over_steps(recurrent):
     """With a memory, episodes cut off on the way, and an agent that is dead while the other goes on."""
     env = envs.probe("time_limit", num_agents=2, num_steps=3)
     cfg = PQNConfig(hidden_sizes=(8,), num_epochs=1, num_minibatches=1, recurrent=recurrent, cell_size=8, lambda_=0.8)
-    learner, agent = jmarl.pqn_vdn(env.spec, cfg), q_learning.q_network(env.spec, cfg)
+    learner, agent = jmarl.pqn_vdn(env.spec, cfg), q_learning.agent_network(env.spec, cfg)
     run = training.start(env, learner, jax.random.key(0), num_envs=4)
     run, batch, _ = training.rollout(env, learner, run, length=8)
     alive = np.ones((8, 4, 2), bool)
@@ -254,7 +332,8 @@ def test_pqn_targets_match_a_loop_over_steps(recurrent):
     after, targets = np.zeros(4), np.zeros((8, 4))
     for t in reversed(range(8)):
         now = jax.tree.map(lambda x, t=t: x[t], steps)
-        q = networks.one_step(agent)(run.train_state.params["agent"], now.extras, now.next_obs, jnp.zeros(4, bool))[1]
+        carry = batch.next_carry if t == 7 else jax.tree.map(lambda x, t=t: x[t + 1], batch.steps.carry)
+        q = networks.one_step(agent)(run.train_state.params["agent"], carry, now.next_obs, jnp.zeros(4, bool))[1]
         best = (np.max(q, axis=-1) * alive[t]).sum(-1)
         cut = np.asarray(now.last) | (t == 7)
         after = np.where(cut, best, 0.2 * best + 0.8 * after)

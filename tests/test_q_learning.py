@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import itertools
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +15,8 @@ from hypothesis import strategies as st
 from random_batches import random_batch, require_padding_and_inactive_agents_change_nothing
 
 import jmarl
-from jmarl import PQNConfig, QConfig, WQMIXConfig, buffers, envs, exploration, losses
-from jmarl.learners import q_learning, replayed, wqmix
+from jmarl import PQNConfig, QConfig, QMIXConfig, VDNConfig, WQMIXConfig, buffers, envs, exploration, losses
+from jmarl.learners import parts, q_learning, replay, wqmix
 from jmarl.networks import mixers
 from jmarl.types import Network, Trajectory, Transition, zero_observation
 
@@ -60,7 +61,7 @@ def batch_of(views, next_views, action, reward, terminated, *, num_actions, num_
         last=terminated.all(-1),
         next_obs=obs.replace(agents=wide(next_views)[..., None].astype(float)),
     )
-    return Trajectory(steps=steps, weight=None if weight is None else jnp.asarray(weight, float)[:, None])
+    return Trajectory(steps=steps, weight=None if weight is None else wide(np.asarray(weight, np.float32)))
 
 
 def targets(table, batch, **config):
@@ -108,13 +109,12 @@ def test_team_reward_and_rewards_of_individual_agents():
     batch, nets = batch.replace(steps=steps), q_learning.QNets(table_network([[0.0]]), None)
     params = {"agent": {}, "mixer": {}}
 
-    def target(nets, **config):
-        parts = q_learning.values_and_targets(params, params, batch, nets=nets, cfg=QConfig(**config))
-        return parts[1].ravel().tolist()
+    def target(nets, cfg):
+        return q_learning.values_and_targets(params, params, batch, nets=nets, cfg=cfg)[1].ravel().tolist()
 
     team = nets._replace(mixer=mixers.vdn())
-    assert target(team) == [9.0] and target(team, team_reward="mean") == [3.0]
-    assert target(nets) == [1.0, 2.0, 6.0] and target(nets, team_reward="sum") == [9.0] * 3
+    assert target(team, VDNConfig()) == [9.0] and target(team, VDNConfig(team_reward="mean")) == [3.0]
+    assert target(nets, QConfig()) == [1.0, 2.0, 6.0] and target(nets, QConfig(team_reward="sum")) == [9.0] * 3
 
 
 def test_weights_of_weighted_qmix():
@@ -125,6 +125,22 @@ def test_weights_of_weighted_qmix():
     assert losses.cw_weight(one_of_two, jnp.float32(1.0), jnp.float32(2.0), 0.1) == pytest.approx(0.1)
 
 
+def test_weighted_qmix_takes_lambda_returns_of_its_central_value():
+    """r = 1, gamma = lambda = 1/2, and Q̂* of the successors 4, 4, 8: as Q(λ) of Peng above; without trace, 1 + Q̂*/2."""
+    batch = batch_of([0, 1, 2], [1, 2, 3], [0, 0, 0], [1.0] * 3, [0, 0, 0], num_actions=2)
+    values = table_network([[0.0, 0.0], [4.0, 1.0], [4.0, 1.0], [8.0, 0.0]])
+    nets = wqmix.WQMIXNets(values, mixers.vdn(), values, mixers.vdn())
+    params = {name: {} for name in nets._fields}
+
+    def target(returns):
+        cfg = WQMIXConfig(gamma=0.5, lambda_=0.5, returns=returns)
+        weighted, _ = wqmix.weighted_values(params, params, batch, variant="ow", nets=nets, cfg=cfg)
+        return weighted.target.ravel().tolist()
+
+    assert target("td") == [3.0, 3.0, 5.0]
+    assert target("peng") == target("harutyunyan") == [2.8125, 3.25, 5.0]
+
+
 def weighted_setup(variant="cw", **config):
     """Agents prefer action 0 by their own values; the central value prefers 1: Q̂* = 1 and 9."""
     batch = batch_of([0], [0], [1], [0.0], [0], num_actions=2, num_agents=1)
@@ -133,19 +149,15 @@ def weighted_setup(variant="cw", **config):
     nets = wqmix.WQMIXNets(table_network([[2.0, 1.0]]), total, central, total)
     params = {name: {} for name in nets._fields}
     cfg = WQMIXConfig(gamma=1.0, **config)
-    return wqmix.weighted_values(params, params, batch, variant=variant, nets=nets, cfg=cfg)
+    return wqmix.weighted_values(params, params, batch, variant=variant, nets=nets, cfg=cfg)[0]
 
 
 def test_the_greedy_joint_action_comes_from_the_agents_never_from_the_central_value():
-    value, central, target, weight, _, _ = weighted_setup()
-    assert float(target[0, 0]) == 1.0  # wrong: 9
-    assert float(value[0, 0]) == 1.0 and float(central[0, 0]) == 9.0  # the central loss fits the action taken
-    assert float(weight[0, 0]) == pytest.approx(0.1)  # not greedy, and y = 1 is not above the greedy action's 1
-
-
-def test_an_unknown_variant_raises():
-    with pytest.raises(ValueError, match="variant='wo' is unknown: choose one of cw, ow"):
-        weighted_setup("wo")
+    values = weighted_setup()
+    assert float(values.target[0, 0, 0]) == 1.0  # wrong: 9
+    assert float(values.value[0, 0, 0]) == 1.0
+    assert float(values.central_value[0, 0, 0]) == 9.0  # the central loss fits the action taken
+    assert float(values.importance[0, 0, 0]) == pytest.approx(0.1)  # not greedy, and y = 1 is not above its 1
 
 
 @given(st.lists(st.floats(-5, 5), min_size=3, max_size=3), st.integers(0, 50))
@@ -159,13 +171,20 @@ def _slope(q, key):
     """dQ_tot/dq of a mixer and a state that the key decides."""
     spec = envs.matrix_game(np.zeros((2, 2, 2))).spec
     mix = mixers.mixer(mixers.QMIX(embed_size=4, hypernet_sizes=(5,)), spec)
-    return jax.grad(mix.apply, argnums=1)(mix.init(key), q, 3 * jax.random.normal(key, spec.state_shape))
+    obs = zero_observation(spec).replace(state=3 * jax.random.normal(key, spec.state_shape))
+    return taken_slope(mix, mix.init(key), q, obs)
+
+
+def taken_slope(mix, params, q, obs):
+    """dQ_tot/dq of the only action that each agent has."""
+    return jax.grad(lambda q: mix.apply(params, q[..., None], jnp.zeros(q.shape, jnp.int32), obs))(q)
 
 
 def test_a_new_central_mixer_is_not_monotone():
     spec = envs.matrix_game(np.zeros((2, 2, 2))).spec
     mix = mixers.mixer(mixers.Central((8, 8, 8), 8), spec)
-    slopes = jax.vmap(lambda key: jax.grad(mix.apply, 1)(mix.init(key), jnp.ones(3), jnp.ones(3)))
+    obs = zero_observation(spec).replace(state=jnp.ones(spec.state_shape))
+    slopes = jax.vmap(lambda key: taken_slope(mix, mix.init(key), jnp.ones(3), obs))
     assert (slopes(jax.random.split(jax.random.key(0), 8)) < 0).any()
 
 
@@ -200,13 +219,14 @@ def test_epsilon_decays_in_environment_steps(kind, half_way):
 
 # -------------------------------------------------------------------------------------------------------- invariances
 
-SMALL = {"hidden_sizes": (8,), "mixer_embed_size": 4, "mixer_hypernet_sizes": (4,)}
+SMALL = {"hidden_sizes": (8,)}
+SMALL_MIXER = {**SMALL, "mixer_embed_size": 4, "mixer_hypernet_sizes": (4,)}
 LEARNERS = {
     "iql": (jmarl.iql, QConfig(**SMALL)),
-    "vdn": (jmarl.vdn, QConfig(**SMALL)),
-    "qmix": (jmarl.qmix, QConfig(**SMALL)),
-    "cw_qmix": (jmarl.cw_qmix, WQMIXConfig(**SMALL, central_sizes=(8, 8, 8))),
-    "ow_qmix": (jmarl.ow_qmix, WQMIXConfig(**SMALL, central_sizes=(8, 8, 8))),
+    "vdn": (jmarl.vdn, VDNConfig(**SMALL)),
+    "qmix": (jmarl.qmix, QMIXConfig(**SMALL_MIXER)),
+    "cw_qmix": (jmarl.cw_qmix, WQMIXConfig(**SMALL_MIXER, central_sizes=(8, 8, 8))),
+    "ow_qmix": (jmarl.ow_qmix, WQMIXConfig(**SMALL_MIXER, central_sizes=(8, 8, 8))),
 }
 
 
@@ -223,7 +243,7 @@ def test_padding_and_inactive_agents_change_nothing_and_every_parameter_learns(n
 def test_an_empty_batch_gives_zero_loss_and_gradient():
     spec = envs.matrix_game(np.zeros((3, 3))).spec
     cfg = LEARNERS["qmix"][1]
-    nets = q_learning.QNets(q_learning.q_network(spec, cfg), q_learning.monotonic_mixer(spec, cfg))
+    nets = q_learning.default_nets(spec, cfg)
     params = jmarl.qmix(spec, cfg, nets).init(jax.random.key(0)).params
     batch = random_batch(spec, jax.random.key(1))
     batch = batch.replace(weight=jnp.zeros_like(batch.weight))
@@ -235,7 +255,7 @@ def test_an_empty_batch_gives_zero_loss_and_gradient():
 def test_importance_weights_scale_errors_and_not_the_count():
     batch = batch_of([0, 0], [0, 0], [0, 0], [2.0, 4.0], [0, 0], num_actions=1, weight=[0.5, 0.25])
     nets, params = q_learning.QNets(table_network([[0.0]]), None), {"agent": {}, "mixer": {}}
-    loss, metrics = jmarl.q_loss(params, params, batch, nets=nets, cfg=QConfig())
+    loss, (metrics, _) = jmarl.q_loss(params, params, batch, nets=nets, cfg=QConfig())
     assert float(loss) == (0.5 * 4 + 0.25 * 16) / 2
     assert metrics["priority"].tolist() == [3.0]
 
@@ -244,7 +264,7 @@ def test_burn_in_warms_the_state_up_without_gradient():
     """In sequences that start inside an episode; those that start one have nothing to warm up."""
     spec = envs.matrix_game(np.zeros((3, 3))).spec
     cfg = LEARNERS["vdn"][1].replace(recurrent=True, cell_size=4, burn_in=2)
-    agent = q_learning.q_network(spec, cfg)
+    agent = q_learning.agent_network(spec, cfg)
     params, carry = agent.init(jax.random.key(0)), agent.init_carry((6,)) + 0.5
     batch = random_batch(spec, jax.random.key(1), carry=carry)
     # Inside an episode a step's successor is the next step.
@@ -255,7 +275,7 @@ def test_burn_in_warms_the_state_up_without_gradient():
 
     def value(params, batch, burn_in):
         q, _ = q_learning.unroll(agent, params, batch, burn_in)
-        return jnp.sum(q**2 * replayed.weights(batch, burn_in)[..., None, None]), q
+        return jnp.sum(q**2 * replay.weights(batch, burn_in)[..., None]), q
 
     def rows(part, time=slice(None)):
         steps, weight = jax.tree.map(lambda x: x[time, part], (batch.steps, batch.weight))
@@ -285,24 +305,24 @@ def test_gradients_flow_through_the_first_steps_of_an_episode_and_not_into_a_bur
 
     net = Network(lambda key: 1.0, add_up, jnp.zeros)
     x, first = jnp.ones((4, 2)), jnp.zeros((4, 2), bool).at[0, 0].set(True)
-    outputs = lambda theta: replayed.unroll(net, theta, jnp.full(2, 10.0), x, first, burn_in=2)  # noqa: E731
+    outputs = lambda theta: replay.unroll(net, theta, jnp.full(2, 10.0), x, first, burn_in=2)  # noqa: E731
     assert outputs(1.0).T.tolist() == [[1, 2, 3, 4], [11, 12, 13, 14]]
     assert jax.jacobian(outputs)(1.0).T.tolist() == [[1, 2, 3, 4], [1, 2, 1, 2]]
 
 
 @pytest.mark.parametrize(
-    "num_iterations, weights", [(4, {(1, 1, 1, 1)}), (7, {(1, 1, 1, 1), (0, 0, 1, 0)})], ids=["4 steps", "7 steps"]
+    "num_steps, weights", [(4, {(1, 1, 1, 1)}), (7, {(1, 1, 1, 1), (0, 0, 1, 0)})], ids=["4 steps", "7 steps"]
 )
-def test_every_step_of_an_episode_is_learnt_but_a_burn_in_inside_it(num_iterations, weights):
+def test_every_step_of_an_episode_is_learnt_but_a_burn_in_inside_it(num_steps, weights):
     env = envs.probe("memory", num_agents=2, num_steps=num_steps)
     cfg = LEARNERS["iql"][1].replace(recurrent=True, cell_size=4, burn_in=2)
     learner, buffer = jmarl.iql(env.spec, cfg), buffers.uniform(32, 32, sequence_length=4)
-    nets = q_learning.QNets(q_learning.q_network(env.spec, cfg), None)
+    nets = q_learning.default_nets(env.spec, cfg)
 
     @jax.jit
     def weights_of_values(key):
         run = jmarl.training.start(env, learner, key, num_envs=2)
-        _, rollout, _ = jmarl.rollout(env, learner, run, length=2 * num_iterations)
+        _, rollout, _ = jmarl.rollout(env, learner, run, length=2 * num_steps)
         batch = buffer.sample(buffer.add(buffer.init(rollout), rollout), key)
         params = run.train_state.params
         return q_learning.values_and_targets(params, params, batch, nets=nets, cfg=cfg)[2]
@@ -322,6 +342,15 @@ def test_a_recurrent_learner_starts_with_a_blank_memory_where_a_batch_has_none(n
     blank = batch.replace(carry=learner.init_carry((6,)))
     one, two = (update(state, b, jax.random.key(2))[1]["loss/td"] for b in (batch, blank))
     assert batch.carry == () and float(one) == float(two)
+
+
+def test_recurrent_learners_refuse_single_transitions():
+    spec = envs.matrix_game(np.zeros((3, 3))).spec
+    learner = jmarl.iql(spec, LEARNERS["iql"][1].replace(recurrent=True, cell_size=4))
+    state = jax.eval_shape(learner.init, jax.random.key(0))
+    batch = random_batch(spec, jax.random.key(1), length=1, carry=learner.init_carry((6,)))
+    with pytest.raises(ValueError, match="recurrent=True learns from sequences, and these are of one step"):
+        jax.eval_shape(learner.update, state, batch, jax.random.key(2))
 
 
 def test_a_burn_in_as_long_as_the_sequences_is_refused():
@@ -348,18 +377,18 @@ def test_a_teams_return_goes_on_while_any_agent_does(kind, reward, ends):
     """Agent 0 dies; agent 1 goes on."""
     batch = batch_of([0], [0], [0], [0.0], [0], num_actions=1, num_agents=2)
     steps = batch.steps.replace(reward=jnp.array([[[1.0, 5.0]]]), terminated=jnp.array([[[True, False]]]))
-    rewards, terminated = replayed.rewards_and_ends(steps, kind)
+    rewards, terminated = parts.rewards_and_ends(steps, kind)
     assert rewards.tolist() == [[reward]] and terminated.tolist() == [[ends]]
     both = steps.replace(terminated=jnp.ones((1, 1, 2), bool))
-    assert replayed.rewards_and_ends(both, kind)[1].all()
+    assert parts.rewards_and_ends(both, kind)[1].all()
     value, alive = jnp.array([[[7.0, 3.0, 5.0]]]), jnp.array([[[False, True, True]]])
     went_on = [[[7.0, 3.0, 5.0]]] if kind == "individual" else [[[4.0, 3.0, 5.0]]]
-    assert replayed.values_of_all(value, alive, kind).tolist() == went_on
+    assert parts.values_of_all(value, alive, kind).tolist() == went_on
 
 
 def test_target_network_is_copied_every_few_steps_or_follows_slowly():
     params, target = {"w": jnp.ones(2)}, {"w": jnp.zeros(2)}
-    move = lambda step, interval, tau: replayed.update_target(  # noqa: E731
+    move = lambda step, interval, tau: replay.update_target(  # noqa: E731
         target, params, jnp.int32(step), interval, tau
     )["w"].tolist()
     assert move(3, 4, 1.0) == [0, 0] and move(4, 4, 1.0) == [1, 1] and move(1, 1, 0.25) == [0.25, 0.25]
@@ -388,10 +417,92 @@ def test_standardised_rewards_and_returns_are_undone_before_they_mix():
     batch = batch_of([0, 0], [0, 0], [0, 1], [5.0, 5.0], [0, 1], num_actions=2, num_agents=2)
     batch = batch.replace(steps=batch.steps.replace(terminated=jnp.ones((2, 1, 2), bool)))
     state, metrics = update(state, batch, jax.random.key(0))
-    assert float(state.extras["return"].mean) == 10.0 and float(metrics["value/target"]) == 0.0
+    assert float(state.moments["return"].mean) == 10.0 and float(metrics["value/target"]) == 0.0
     learner = jmarl.vdn(env.spec, cfg.replace(standardize_return=False, standardize_reward=True))
     state, metrics = jax.jit(learner.update)(learner.init(jax.random.key(0)), batch, jax.random.key(0))
     assert float(metrics["value/target"]) == 0.0  # a constant reward less its mean
+
+
+# -------------------------------------------------------------------------------------- losses and networks of one's own
+
+
+@pytest.mark.parametrize("name", list(LEARNERS))
+def test_a_loss_of_ones_own_adds_a_term_and_a_metric(name):
+    algorithm, cfg = LEARNERS[name]
+    usual = jmarl.wqmix_loss if isinstance(cfg, WQMIXConfig) else jmarl.q_loss
+
+    def loss(params, *args, **options):
+        value, (metrics, moments) = usual(params, *args, **options)
+        size = sum(jnp.sum(x**2) for x in jax.tree.leaves(params))
+        return value + 100.0 * size, ({**metrics, "loss/size": size}, moments)
+
+    spec = envs.matrix_game(np.zeros((3, 3))).spec
+    learner = algorithm(spec, cfg, loss=loss)
+    state = learner.init(jax.random.key(0))
+    new, metrics = jax.jit(learner.update)(state, random_batch(spec, jax.random.key(1)), jax.random.key(2))
+    size = lambda params: sum(float(jnp.sum(x**2)) for x in jax.tree.leaves(params))  # noqa: E731
+    assert float(metrics["loss/size"]) == pytest.approx(size(state.params), rel=1e-5)
+    assert size(new.params) < size(state.params)
+
+
+def test_the_target_of_ones_own_reaches_pqn():
+    env = envs.matrix_game(np.zeros((2, 2)))
+    cfg = PQNConfig(hidden_sizes=(4,), num_minibatches=1, num_epochs=1)
+    learner = jmarl.pqn_vdn(env.spec, cfg, targets=lambda *args, **nets: jmarl.pqn_targets(*args, **nets) + 7.0)
+    run = jmarl.training.start(env, learner, jax.random.key(0), num_envs=2)
+    run, batch, _ = jax.jit(lambda run: jmarl.rollout(env, learner, run, length=4))(run)
+    _, metrics = jax.jit(learner.update)(run.train_state, batch, jax.random.key(0))
+    assert float(metrics["value/target"]) == 7.0  # every step ends an episode, without reward
+    assert float(metrics["epsilon"]) < 1.0
+    _, metrics = learner.update(run.train_state.replace(env_steps=None), batch, jax.random.key(0))
+    assert "epsilon" not in metrics  # which depends on what nobody counts
+
+
+def test_qmix_mixes_alike_wherever_its_mixer_is_made():
+    """The scale of its first outputs is what training depends on most."""
+    spec = envs.matrix_game(np.zeros((3, 3))).spec
+    ours, default = q_learning.default_nets(spec, QMIXConfig()).mixer, mixers.mixer(mixers.QMIX(), spec)
+    key = jax.random.key(0)
+    jax.tree.map(np.testing.assert_array_equal, ours.init(key), default.init(key))
+    kernel = ours.init(key)["hyper_w1"]["Dense_1"]["kernel"]
+    assert float(jnp.std(kernel) * np.sqrt(kernel.shape[0])) == pytest.approx(0.1, rel=0.2)  # of variance 0.01
+
+
+def test_an_agent_of_ones_own_leaves_the_mixer_as_it_was():
+    spec, cfg = envs.matrix_game(np.zeros((3, 3))).spec, LEARNERS["qmix"][1]
+    wider = q_learning.default_nets(spec, cfg)._replace(
+        agent=q_learning.agent_network(spec, QConfig(hidden_sizes=(9,)))
+    )
+    usual, other = (jmarl.qmix(spec, cfg, nets).init(jax.random.key(0)).params for nets in (None, wider))
+    jax.tree.map(np.testing.assert_array_equal, usual["mixer"], other["mixer"])
+    assert jax.tree.map(jnp.shape, usual["agent"]) != jax.tree.map(jnp.shape, other["agent"])
+
+
+def test_a_team_learner_without_a_mixer_is_refused():
+    spec = envs.matrix_game(np.zeros((3, 3))).spec
+    independent = q_learning.default_nets(spec, QConfig())
+    with pytest.raises(ValueError, match=r"nets\.mixer is None here: iql has none, vdn and qmix have one"):
+        jmarl.vdn(spec, VDNConfig(), independent)
+    with pytest.raises(ValueError, match=r"nets\.mixer is given here: iql has none"):
+        jmarl.iql(spec, QConfig(), independent._replace(mixer=mixers.vdn()))
+
+
+TEAM_LEARNERS = {**LEARNERS, "pqn_vdn": (jmarl.pqn_vdn, PQNConfig()), "iql": (jmarl.iql, QConfig(team_reward="sum"))}
+
+
+@pytest.mark.parametrize("name", list(TEAM_LEARNERS))
+def test_one_reward_for_opposed_teams_is_warned_of_once(name):
+    algorithm, cfg = TEAM_LEARNERS[name]
+    spec = envs.matrix_game(np.zeros((3, 3))).spec._replace(name=f"tag_{name}", teams=(0, 1))
+    with pytest.warns(
+        UserWarning, match=f"tag_{name} has 2 teams that oppose each other, and .*Config learns from one"
+    ):
+        algorithm(spec, cfg)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        algorithm(spec, cfg)
+        algorithm(spec._replace(name="together", teams=(0, 0)), cfg)
+        jmarl.iql(spec._replace(name="each for itself"), QConfig())
 
 
 # ------------------------------------------------------------------------------------------- games of known solution
@@ -429,16 +540,20 @@ def test_a_uniform_fit_provably_picks_wrong_where_central_weighting_picks_right(
 @pytest.mark.parametrize("recurrent", [False, True])
 def test_agents_of_different_sizes_share_as_they_are_told(sharing, recurrent):
     spec = envs.matrix_game(np.zeros((2, 3))).spec._replace(obs_sizes=(1, 1))
-    cfg = QConfig(hidden_sizes=(8,), cell_size=4, sharing=sharing, recurrent=recurrent)
+    cfg = VDNConfig(hidden_sizes=(8,), cell_size=4, sharing=sharing, recurrent=recurrent)
     learner = jmarl.vdn(spec, cfg)
     state, carry = learner.init(jax.random.key(0)), learner.init_carry((5,))
     obs = zero_observation(spec, (5,)).replace(action_mask=jnp.ones((5, 2, 3), bool).at[:, 0, 2].set(False))
-    action, new_carry, before = learner.act(state, carry, obs, jnp.ones(5, bool), jax.random.key(1))
-    assert action.shape == (5, 2) and action.dtype == jnp.int32 and (action[:, 0] < 2).all()
-    assert jax.tree.structure(new_carry) == jax.tree.structure(before) == jax.tree.structure(carry)
+    state = state.replace(env_steps=jnp.int32(0))
+    action, new_carry, measured = learner.act(state, carry, obs, jnp.ones(5, bool), jax.random.key(1))
+    assert action.shape == (5, 2) and action.dtype == jnp.int32 and (action[:, 0] < 2).all() and measured == {}
+    assert jax.tree.structure(new_carry) == jax.tree.structure(carry)
 
 
 # ---------------------------------------------------------------------------------------------------------- bad input
+
+
+CONFIGS = {jmarl.iql: QConfig, jmarl.vdn: VDNConfig, jmarl.qmix: QMIXConfig}
 
 
 @pytest.mark.parametrize(
@@ -479,17 +594,16 @@ def test_agents_of_different_sizes_share_as_they_are_told(sharing, recurrent):
 )
 def test_bad_configs(algorithm, config, message):
     with pytest.raises(ValueError, match=message):
-        algorithm(envs.matrix_game(np.eye(2)).spec, QConfig(**config))
+        algorithm(envs.matrix_game(np.eye(2)).spec, CONFIGS[algorithm](**config))
 
 
 @pytest.mark.parametrize(
     "config, message",
     [
-        ({"returns": "peng"}, "returns='peng' is not defined for weighted QMIX"),
         ({"condition": "both"}, "condition='both' is unknown here: choose one of online, target"),
         ({"condition": None}, "condition=None has no meaning"),
-        ({"alpha": 0.0}, r"alpha=0.0 must lie in \(0, 1\]"),
-        ({"alpha": 1.5}, r"alpha=1.5 must lie in \(0, 1\]"),
+        ({"suboptimal_weight": 0.0}, r"suboptimal_weight=0.0 must lie in \(0, 1\]"),
+        ({"suboptimal_weight": 1.5}, r"suboptimal_weight=1.5 must lie in \(0, 1\]"),
         ({"gamma": -0.5}, r"gamma=-0.5 must lie in \[0, 1\]"),
         ({"central_sizes": ()}, r"central_sizes=\(\) must hold at least one width"),
     ],
@@ -499,14 +613,32 @@ def test_bad_configs_of_weighted_qmix(config, message):
         jmarl.cw_qmix(envs.matrix_game(np.eye(2)).spec, WQMIXConfig(**config))
 
 
-def test_weighted_qmix_takes_its_own_config():
-    with pytest.raises(TypeError, match="cw_qmix and ow_qmix take a WQMIXConfig, got QConfig"):
-        inspect.unwrap(wqmix._learner)(envs.matrix_game(np.eye(2)).spec, QConfig(), None, "cw")
+@pytest.mark.parametrize(
+    "algorithm, cfg, takes",
+    [
+        (jmarl.iql, VDNConfig(), "QConfig"),  # its reward is a team's
+        (jmarl.vdn, QConfig(), "VDNConfig"),
+        (jmarl.vdn, QMIXConfig(), "VDNConfig"),
+        (jmarl.qmix, QConfig(), "QMIXConfig"),
+        (jmarl.cw_qmix, QMIXConfig(), "WQMIXConfig"),
+        (jmarl.ow_qmix, VDNConfig(), "WQMIXConfig"),
+        (jmarl.pqn_vdn, VDNConfig(), "PQNConfig"),
+    ],
+)
+def test_each_algorithm_takes_its_own_config(algorithm, cfg, takes):
+    """In tests, the checker of types would be first to speak: it knows annotations, not a subclass too many."""
+    algorithm = inspect.unwrap(algorithm)
+    validate = inspect.unwrap(q_learning._validate)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(TypeError) as error:
+        patch.setattr(q_learning, "_validate", validate)
+        patch.setattr(wqmix, "_learner", inspect.unwrap(wqmix._learner))
+        algorithm(envs.matrix_game(np.eye(2)).spec, cfg)
+    assert str(error.value) == f"cfg is {type(cfg).__name__} here, and this algorithm takes {takes}: {takes}()."
 
 
 def test_a_schedule_without_its_end_is_refused():
     spec = envs.matrix_game(np.eye(2)).spec
-    learner = jmarl.vdn(spec, QConfig(hidden_sizes=(4,), learning_rate_schedule="linear"))
+    learner = jmarl.vdn(spec, VDNConfig(hidden_sizes=(4,), learning_rate_schedule="linear"))
     state = jax.eval_shape(learner.init, jax.random.key(0))
     with pytest.raises(ValueError, match="learning_rate_schedule='linear' needs horizon"):
         jax.eval_shape(learner.update, state, random_batch(spec, jax.random.key(1)), jax.random.key(2))
@@ -515,7 +647,8 @@ def test_a_schedule_without_its_end_is_refused():
 def test_tracers_are_not_validated():
     spec = envs.matrix_game(np.eye(2)).spec
     jax.eval_shape(
-        lambda x: jmarl.cw_qmix(spec, WQMIXConfig(gamma=x, alpha=x, epsilon_end=x)).init(jax.random.key(0)), 0.0
+        lambda x: jmarl.cw_qmix(spec, WQMIXConfig(gamma=x, suboptimal_weight=x, epsilon_end=x)).init(jax.random.key(0)),
+        0.0,
     )
 
 
@@ -528,6 +661,6 @@ def test_continuous_actions_are_refused(algorithm, config):
 def test_qmix_without_a_state_is_refused():
     spec = envs.matrix_game(np.eye(2)).spec._replace(state_shape=(0,))
     with pytest.raises(ValueError, match=r"QMIX mixes with the global state, but matrix_game has state_shape=\(0,\)"):
-        jmarl.qmix(spec, QConfig())
+        jmarl.qmix(spec, QMIXConfig())
     with pytest.raises(ValueError, match="Central mixes with the global state"):
-        jmarl.ow_qmix(spec, WQMIXConfig())
+        mixers.mixer(mixers.Central(), spec)

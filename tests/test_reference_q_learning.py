@@ -39,7 +39,7 @@ def to_params(reference):
     return {"mixer": {}} | {name: convert(name, net) for name, net in reference.items()}
 
 
-def config_of(z, variant, config_class=q_learning.QConfig):
+def config_of(z, variant, config_class):
     """A config whose sizes are those of the reference's parameters."""
     agent = tree(z, "param/agent")
     first, recurrent = agent.get("fc1", agent.get("0")), "gru" in agent
@@ -49,15 +49,16 @@ def config_of(z, variant, config_class=q_learning.QConfig):
         recurrent=recurrent,
         hidden_sizes=(first["bias"].shape[0],),
         cell_size=agent["fc2"]["kernel"].shape[0] if recurrent else 1,
-        team_reward="mean",
-        next_agent_mask="current" if re.search(r"agent_mask=mask_t$", variant) else "next",
     )
+    if config_class is not q_learning.QConfig:
+        weighs_now = re.search(r"agent_mask=mask_t$", variant)
+        cfg = cfg.replace(team_reward="mean", next_agent_mask="current" if weighs_now else "next")
     if "param/mixer/hyper_w2/0/kernel" in z:
         embed, hidden = z["param/mixer/hyper_w2/1/kernel"].shape[1], z["param/mixer/hyper_w2/0/kernel"].shape[1]
         cfg = cfg.replace(mixer_embed_size=embed, mixer_hypernet_sizes=(hidden,))
     if config_class is wqmix.WQMIXConfig:
         widths = [z[f"param/central_mixer/net/{i}/bias"].shape[0] for i in range(3)]
-        cfg = cfg.replace(alpha=z["cfg/alpha"], central_sizes=tuple(widths))
+        cfg = cfg.replace(suboptimal_weight=z["cfg/alpha"], central_sizes=tuple(widths))
         cfg = cfg.replace(condition="target" if "target_cond" in variant else "online")
     return cfg
 
@@ -67,8 +68,8 @@ def spec(z):
     return spec_of(obs_size + num_agents, z["in/state"].shape[-1], num_agents, z["in/avail"].shape[-1])
 
 
-def batch_of(z, *, agents_masked, actions_masked=True):
-    """The file's transitions, or its padded episodes, as a batch with time first."""
+def batch_of(z, *, agents_masked, actions_masked=True, of_team=True):
+    """The file's transitions, or its padded episodes, as a batch with time first: a team's step counts for everyone."""
     obs = with_ids(z["in/obs"])
     mask = z["in/agent_mask"] if agents_masked else np.ones_like(z["in/agent_mask"])
     avail = z["in/avail"] if actions_masked else np.ones_like(z["in/avail"])
@@ -102,7 +103,8 @@ def batch_of(z, *, agents_masked, actions_masked=True):
         last=jnp.asarray(terminated.all(-1)),
         next_obs=observation(then),
     )
-    return Trajectory(steps=steps, carry=carry, weight=jnp.asarray(filled.astype(float)))
+    counts = np.ones_like(steps.obs.agent_mask) if of_team else steps.obs.agent_mask
+    return Trajectory(steps=steps, carry=carry, weight=jnp.asarray(filled[..., None] * counts, float))
 
 
 def reference_form(z, array):
@@ -120,28 +122,17 @@ def cases(names):
         yield from (pytest.param(name, variant, id=f"{name}-{variant}") for variant in variants)
 
 
+CONFIGS = {"iql": q_learning.QConfig, "vdn": q_learning.VDNConfig, "qmix": q_learning.QMIXConfig}
+
+
 def q_setup(name, variant):
     z = load(name)
-    cfg = config_of(z, variant)
-    no_mask = "no_agent_mask" in variant or "agent_mask=none" in variant
-    batch = batch_of(z, agents_masked=not no_mask, actions_masked="no_avail" not in variant)
     family = name.split("_")[0]
-    agent = q_learning.q_network(spec(z), cfg)
-    mixer = {
-        "iql": lambda: None,
-        "vdn": mixers.vdn,
-        "qmix": lambda: q_learning.monotonic_mixer(spec(z), cfg),
-    }[family]()
-    if family == "iql":
-        cfg = cfg.replace(team_reward=None)
-    return (
-        z,
-        cfg,
-        q_learning.QNets(agent, mixer),
-        batch,
-        to_params(tree(z, "param")),
-        to_params(tree(z, "target_param")),
-    )
+    cfg = config_of(z, variant, CONFIGS[family])
+    no_mask = "no_agent_mask" in variant or "agent_mask=none" in variant
+    batch = batch_of(z, agents_masked=not no_mask, actions_masked="no_avail" not in variant, of_team=family != "iql")
+    nets = q_learning.default_nets(spec(z), cfg)
+    return z, cfg, nets, batch, to_params(tree(z, "param")), to_params(tree(z, "target_param"))
 
 
 @pytest.mark.parametrize("name, variant", cases(["qmix_ff", "vdn_ff", "iql_ff", "qmix_rnn", "vdn_rnn", "iql_rnn"]))
@@ -168,29 +159,70 @@ def test_values_targets_loss_and_gradient(name, variant, dtype):
 
     loss, grads, parts = everything(params)
     assert_close(loss, z[f"out/{variant}/loss"], dtype)
-    compared = 0
-    for part, actual in parts.items():
-        if f"out/{variant}/{part}" in z:
-            assert_close(reference_form(z, actual), z[f"out/{variant}/{part}"], dtype)
-            compared += 1
-    assert compared >= 1
+    compared = [part for part in parts if f"out/{variant}/{part}" in z]
+    assert "target" in compared
+    for part in compared:
+        assert_close(reference_form(z, parts[part]), z[f"out/{variant}/{part}"], dtype)
+
+    target, weight = our_form(z, z[f"out/{variant}/target"], batch), batch.weight
+    if nets.mixer is not None:
+        target, weight = target[..., None], weight[..., :1]
+
+    def given_target(params):
+        """The loss, of a target that the file gives: no gradient can flow into it."""
+        value = losses.select(q_values(nets.agent, params["agent"], batch), batch.steps.action)
+        if nets.mixer is not None:
+            q = q_values(nets.agent, params["agent"], batch)
+            value = nets.mixer.apply(params["mixer"], q, batch.steps.action, batch.steps.obs)[..., None]
+        return jnp.sum(weight * (value - target) ** 2) / jnp.sum(weight)
+
+    require_gradients(z, variant, grads, jax.jit(jax.grad(given_target))(params), dtype)
+
+
+def q_values(agent, params, batch):
+    """Of each step, `[L, M, N, A]`."""
+    return agent.apply(params, batch.carry, batch.steps.obs, batch.steps.first)[1]
+
+
+def our_form(z, array, batch):
+    """The inverse of `reference_form`, of arrays without features: zeros where the file has none, in padding."""
+    array = np.moveaxis(array, 0, 1) if "in/filled" in z else array[None]
+    real = batch.weight > 0 if array.ndim == 3 else batch.weight[..., 0] > 0
+    return jnp.where(real, jnp.asarray(array), 0.0)
+
+
+def require_gradients(z, variant, grads, of_given_target, dtype):
+    """Those of the file, where it has some, and of the loss whose targets are the file's."""
     if any(key.startswith(f"grad/{variant}/") for key in z):
         assert_close(grads, to_params(tree(z, f"grad/{variant}")), dtype, "gradient")
-
-
-def test_every_file_has_a_gradient_of_its_main_variants():
-    for name in ["qmix_ff", "vdn_ff", "iql_ff", "qmix_rnn", "vdn_rnn", "iql_rnn"]:
-        z = load(name)
-        with_gradient = {groups[0] for groups, _ in matching(z, r"grad/([^/]*)/.*")}
-        assert with_gradient <= {groups[0] for groups, _ in matching(z, r"out/([^/]*)/loss")}
+    # Where a target is of single precision, so are the errors that the two gradients are made of.
+    assert_close(grads, jax.tree.map(np.asarray, of_given_target), dtype, "gradient")
 
 
 def test_source_selects_unavailable_actions_and_we_do_not():
-    """The source's double Q reads the mask of the wrong step; the values differ as they must."""
+    """The source's double Q reads the mask of the wrong step; with it, what we choose and lose is the source's."""
     z, cfg, nets, batch, params, target_params = q_setup("qmix_ff", "double_q=1")
-    loss, _ = jax.jit(lambda p: q_learning.q_loss(p, target_params, batch, nets=nets, cfg=cfg))(params)
-    assert z["source/double_q=1/n_unavailable_next_actions"] > 0
-    assert abs(float(loss) - z["source/double_q=1/loss"]) > 1
+    steps, legal_next = batch.steps, batch.steps.next_obs.action_mask
+
+    @jax.jit
+    def everything(params):
+        q, next_q = q_learning.unroll(nets.agent, params["agent"], batch, 0)
+        old_next_q = q_learning.unroll(nets.agent, target_params["agent"], batch, 0)[1]
+        action = losses.masked_argmax(next_q, steps.obs.action_mask)
+        # What it values so is -1e10 there, which the mixer's ELU hides.
+        old_next_q = jnp.where(legal_next, old_next_q, -1e10)
+        next_value = nets.mixer.apply(target_params["mixer"], old_next_q, action, steps.next_obs)
+        target = jnp.mean(steps.reward, -1) + cfg.gamma * ~steps.terminated.all(-1) * next_value
+        value = nets.mixer.apply(params["mixer"], q, steps.action, steps.obs)
+        loss, _ = q_learning.q_loss(params, target_params, batch, nets=nets, cfg=cfg)
+        return action[0], jnp.mean((value - target) ** 2), loss
+
+    action, of_source, ours = everything(params)
+    np.testing.assert_array_equal(action, z["source/double_q=1/next_action"])
+    is_legal = np.take_along_axis(z["in/avail_next"], np.asarray(action)[..., None], -1) > 0
+    assert np.sum(~is_legal) == z["source/double_q=1/n_unavailable_next_actions"] > 0
+    assert_close(of_source, z["source/double_q=1/loss"], "float32")
+    assert_close(ours, z["out/double_q=1/loss"], "float32")
 
 
 # ------------------------------------------------------------------------------------------------------ weighted QMIX
@@ -203,30 +235,47 @@ def test_weighted_qmix(name, variant, dtype):
     # Feed-forward variants mask inactive agents unless they say otherwise, recurrent ones if they say so.
     masked = "no_agent_mask" not in variant if name.endswith("ff") else "agent_mask" in variant
     batch = batch_of(z, agents_masked=masked, actions_masked="no_avail" not in variant)
-    agent = q_learning.q_network(spec(z), cfg)
     central = mixers.mixer(mixers.Central(cfg.central_sizes, z["param/central_mixer/v/0/bias"].shape[0]), spec(z))
-    nets = wqmix.WQMIXNets(agent, q_learning.monotonic_mixer(spec(z), cfg), agent, central)
+    nets = wqmix.default_nets(spec(z), cfg)._replace(central_mixer=central)
     params, target_params = to_params(tree(z, "param")), to_params(tree(z, "target_param"))
     arguments = {"variant": name.split("_")[1], "nets": nets, "cfg": cfg}
 
     @jax.jit
     def everything(params):
         loss = lambda params: wqmix.wqmix_loss(params, target_params, batch, **arguments)  # noqa: E731
-        (value, metrics), grads = jax.value_and_grad(loss, has_aux=True)(params)
-        names = ("q_tot", "q_central_taken", "target", "w")
-        parts = wqmix.weighted_values(params, target_params, batch, **arguments)[:4]
-        return value, metrics, grads, dict(zip(names, parts, strict=True))
+        (value, (metrics, _)), grads = jax.value_and_grad(loss, has_aux=True)(params)
+        values, _ = wqmix.weighted_values(params, target_params, batch, **arguments)
+        parts = {
+            "q_tot": values.value,
+            "q_central_taken": values.central_value,
+            "target": values.target,
+            "w": values.importance,
+        }
+        return value, metrics, grads, jax.tree.map(lambda x: x[..., 0], parts)
 
     loss, metrics, grads, parts = everything(params)
     assert_close(loss, z[f"out/{variant}/loss"], dtype)
     assert_close(metrics["loss/td"], z[f"out/{variant}/loss_qmix"], dtype)
     assert_close(metrics["loss/central"], z[f"out/{variant}/loss_central"], dtype)
     filled = z.get("in/filled", True)  # in padding the weights mean nothing
-    for part, actual in parts.items():
-        if f"out/{variant}/{part}" in z:
-            assert_close(reference_form(z, actual) * filled, z[f"out/{variant}/{part}"] * filled, dtype)
-    if any(key.startswith(f"grad/{variant}/") for key in z):
-        assert_close(grads, to_params(tree(z, f"grad/{variant}")), dtype, "gradient")
+    compared = [part for part in parts if f"out/{variant}/{part}" in z]
+    assert {"target", "w"} <= set(compared)
+    for part in compared:
+        assert_close(reference_form(z, parts[part]) * filled, z[f"out/{variant}/{part}"] * filled, dtype)
+
+    target, w = (our_form(z, z[f"out/{variant}/{part}"], batch) for part in ("target", "w"))
+    weight, steps = batch.weight[..., 0], batch.steps
+
+    def given_target(params):
+        """Both losses, of a target and weights that the file gives: no gradient can flow into them."""
+        q, central_q = (q_values(agent, params[name], batch) for agent, name in zip(agents, agent_names, strict=True))
+        value = nets.mixer.apply(params["mixer"], q, steps.action, steps.obs)
+        central_value = nets.central_mixer.apply(params["central_mixer"], central_q, steps.action, steps.obs)
+        errors = w * (value - target) ** 2 + (central_value - target) ** 2
+        return jnp.sum(weight * errors) / jnp.sum(weight)
+
+    agent_names, agents = ("agent", "central_agent"), (nets.agent, nets.central_agent)
+    require_gradients(z, variant, grads, jax.jit(jax.grad(given_target))(params), dtype)
 
 
 # ------------------------------------------------------------------------------------------------------------- mixers
@@ -250,12 +299,18 @@ def test_mixers(kind, dtype):
             bias_size = layers["hyper_b2"]["0"]["bias"].shape[0]
             module = mixers.QMIX(layers["hyper_b1"]["0"]["bias"].shape[0], hidden, bias_size)
         mix = mixers.mixer(module, spec_of(1, state.shape[-1], q.shape[-1], 2))
-    assert_close(jax.jit(mix.apply)(params, q, state), z[f"out/{kind}/q_tot"], dtype)
+    obs = Observation(agents=q[..., None], state=state, action_mask=None, agent_mask=jnp.ones(q.shape, bool))
+
+    def total(params, q):
+        """Of agents that have one action."""
+        return mix.apply(params, q[..., None], jnp.zeros(q.shape, jnp.int32), obs)
+
+    assert_close(jax.jit(total)(params, q), z[f"out/{kind}/q_tot"], dtype)
     if f"out/{kind}/dqtot_dq" in z:
-        slope = jax.jit(jax.grad(lambda q: jnp.sum(mix.apply(params, q, state))))(q)
+        slope = jax.jit(jax.grad(lambda q: jnp.sum(total(params, q))))(q)
         assert_close(slope, z[f"out/{kind}/dqtot_dq"], dtype, "gradient")
     if any(key.startswith(f"grad/{kind}/") for key in z):
-        grads = jax.jit(jax.grad(lambda p: jnp.mean(mix.apply(p, q, state) ** 2)))(params)
+        grads = jax.jit(jax.grad(lambda p: jnp.mean(total(p, q) ** 2)))(params)
         reference = tree(z, f"grad/{kind}")
         reference = reference.get("mixer", reference.get("central_mixer"))
         assert_close(grads, {part: dense_layers(x) for part, x in reference.items()}, dtype, "gradient")
@@ -273,14 +328,14 @@ def test_double_dqn_is_iql_with_one_agent(kind, dtype):
     cfg = q_learning.QConfig(
         learning_rate=z["cfg/lr"],
         adam_eps=z["cfg/adam_eps"],
-        max_grad_norm=np.inf,
+        max_grad_norm=None,
         gamma=z["cfg/gamma"],
         double_q=kind == "double",
         target_update_interval=int(z["cfg/sync_every"]),
         hidden_sizes=(layers["0"]["bias"].shape[0],),
     )
     learner = q_learning.iql(env_spec, cfg)
-    nets = q_learning.QNets(q_learning.q_network(env_spec, cfg), None)
+    nets = q_learning.default_nets(env_spec, cfg)
     state = jax.jit(learner.init)(jax.random.key(0))
     params, target_params = ({"agent": agent_params(tree(z, f"{p}/q")), "mixer": {}} for p in ("param", "target_param"))
     state = dataclasses.replace(state, params=params, target_params=target_params)

@@ -40,10 +40,13 @@ def validate(cfg: Any, cls: type | None = None, spec: EnvSpec | None = None) -> 
     _validate_ranges(cfg)
     if spec is not None and getattr(cfg, "sharing", None) == "shared":
         _warn_of_different_agents(spec)
+    if spec is not None and len(set(spec.teams)) > 1 and getattr(cfg, "team_reward", "individual") != "individual":
+        _warn_of_opponents(spec, type(cfg).__name__, cfg.team_reward)
 
 
+@functools.cache
 def _warn_of_different_agents(spec: EnvSpec) -> None:
-    """Agents of different kinds that one network cannot tell apart seldom learn more than what suits them all."""
+    """Once: agents of different kinds that one network cannot tell apart seldom learn more than what suits them all."""
     differ = len(set(zip(spec.obs_sizes or (0,), spec.action_sizes or (0,), strict=False))) > 1
     if differ and not spec.has_ids:
         warnings.warn(
@@ -51,6 +54,16 @@ def _warn_of_different_agents(spec: EnvSpec) -> None:
             f"cannot tell who is who: try sharing='per_group', or agent_ids=True in jmarl.make.",
             stacklevel=4,
         )
+
+
+@functools.cache
+def _warn_of_opponents(spec: EnvSpec, name: str, team_reward: str) -> None:
+    """Once, however often an algorithm is built: a learner of one team would learn to please both of two."""
+    warnings.warn(
+        f"{spec.name} has {len(set(spec.teams))} teams that oppose each other, and {name} learns from one reward, the "
+        f"{team_reward} of all agents': use an algorithm with a reward for each agent, such as ippo or iql.",
+        stacklevel=4,
+    )
 
 
 @functools.cache

@@ -31,6 +31,11 @@ def weights(batch: Trajectory, burn_in: int = 0) -> Array:
             f"burn_in={burn_in} leaves nothing to learn from in sequences of {len(first)} steps: lower it, or raise "
             f"the buffer's sequence_length."
         )
+    if len(first) == 1 and jax.tree.leaves(batch.carry):
+        raise ValueError(
+            "recurrent=True learns from sequences, and these are of one step, in which nothing is remembered: raise "
+            "the buffer's sequence_length, or set recurrent=False."
+        )
     ended = jnp.cumsum(last, axis=0) - last > 0
     warms_up = (jnp.arange(len(first)) < burn_in)[:, None] & ~first[0]
     return jnp.where((ended | warms_up)[..., None], 0.0, masks.weight(batch))

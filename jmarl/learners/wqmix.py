@@ -15,30 +15,30 @@ References:
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 from flax import struct
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
-from jmarl import losses, normalize
-from jmarl.learners import checks, q_learning, replayed
-from jmarl.learners.q_learning import QConfig
+from jmarl import losses
+from jmarl.configs import config
+from jmarl.learners import checks, parts, q_learning, replay
+from jmarl.learners.q_learning import Aux, QMIXConfig
 from jmarl.networks import mixers
-from jmarl.networks.mixers import Mixer
-from jmarl.types import EnvSpec, Learner, Metrics, Network, Numeric, Params, Trajectory, static
+from jmarl.types import EnvSpec, Learner, Mixer, Moments, Network, Numeric, Params, Trajectory, static
 
-VARIANTS = ("cw", "ow")
+Variant = Literal["cw", "ow"]
 
 
-@struct.dataclass(kw_only=True)
-class WQMIXConfig(QConfig):
-    """Hyperparameters of CW- and OW-QMIX: QMIX's and those of the weighting. `returns` must be "td"."""
+@config
+class WQMIXConfig(QMIXConfig):
+    """Hyperparameters of CW- and OW-QMIX: those of QMIX and of the weighting."""
 
-    alpha: Numeric = 0.1  # weight of joint actions that are not worth more
+    suboptimal_weight: Numeric = 0.1  # of joint actions that are not worth more, beside 1
     central_loss_coef: Numeric = 1.0  # weight of the central value's loss
     central_sizes: tuple[int, ...] = static((64, 64, 64))  # layers of the central mixer
-    condition: str = static("online")  # of CW reads Q̂* of this network: online, or target as in the authors' code
+    condition: Literal["online", "target"] = static("online")  # network whose Q̂* CW reads; target: the authors' code
 
 
 class WQMIXNets(NamedTuple):
@@ -56,66 +56,44 @@ class WQMIXNets(NamedTuple):
     central_mixer: Mixer
 
 
-def wqmix_loss(
-    params: Params, target_params: Params, batch: Trajectory, *, variant: str, nets: WQMIXNets, cfg: WQMIXConfig
-) -> tuple[Array, Metrics]:
-    """Weighted TD error of Q_tot and TD error of the central value, averaged over what is not padding.
+@struct.dataclass(kw_only=True)
+class WeightedValues:
+    """What weighted QMIX makes of a batch, each `[L, M, 1]`.
 
-    Args:
-      params: one entry for each of `nets`, by name.
-      target_params: the same of the target networks.
-      batch: sequences with `next_obs`; none crosses an episode's end. The central agents start each with a blank
-        memory, so recurrent ones want whole episodes, or a burn-in for what starts inside one.
-      variant: "cw" or "ow".
-      nets: networks.
-      cfg: its leaves may be tracers.
-
-    Returns:
-      A scalar and its parts; "priority" is the mean absolute error of each sequence.
+    Attributes:
+      value: Q_tot of what was done.
+      central_value: Q̂* of it.
+      target: y of both, without gradient.
+      importance: w, without gradient.
+      weight: of each step, 0 for padding.
     """
-    loss, (metrics, _) = _wqmix_loss(params, target_params, batch, None, variant=variant, nets=nets, cfg=cfg)
-    return loss, metrics
+
+    value: Float[Array, "L M 1"]
+    central_value: Float[Array, "L M 1"]
+    target: Float[Array, "L M 1"]
+    importance: Float[Array, "L M 1"]
+    weight: Float[Array, "L M 1"]
 
 
-def _wqmix_loss(params, target_params, batch, stats, *, variant, nets, cfg):
-    value, central_value, target, importance, weight, stats = weighted_values(
-        params, target_params, batch, stats, variant=variant, nets=nets, cfg=cfg
-    )
-    is_real = weight > 0
-    error = importance * losses.value_loss(value, target, huber_delta=cfg.huber_delta)
-    central_error = losses.value_loss(central_value, target, huber_delta=cfg.huber_delta)
-    loss_mixed = losses.masked_mean(error * weight, is_real)
-    loss_central = losses.masked_mean(central_error * weight, is_real)
-    loss = loss_mixed + cfg.central_loss_coef * loss_central
-    metrics = {
-        "loss/td": loss_mixed,
-        "loss/central": loss_central,
-        "value/q_taken": losses.masked_mean(value, is_real),
-        "value/target": losses.masked_mean(target, is_real),
-        "value/weight": losses.masked_mean(importance, is_real),
-        "priority": replayed.priority((value - target)[..., None], weight[..., None]),
-    }
-    return loss, (metrics, stats)
+def default_nets(spec: EnvSpec, cfg: WQMIXConfig) -> WQMIXNets:
+    """The networks that `cfg` describes."""
+    agent = q_learning.agent_network(spec, cfg)
+    central_mixer = mixers.mixer(mixers.Central(cfg.central_sizes, cfg.central_sizes[-1]), spec)
+    return WQMIXNets(agent, q_learning.monotonic_mixer(spec, cfg), agent, central_mixer)
 
 
 def weighted_values(
     params: Params,
     target_params: Params,
     batch: Trajectory,
-    stats: normalize.ValueNorm | None = None,
+    moments: dict[str, Moments] | None = None,
     *,
-    variant: str,
+    variant: Variant,
     nets: WQMIXNets,
     cfg: WQMIXConfig,
-) -> tuple[Array, Array, Array, Array, Array, normalize.ValueNorm | None]:
-    """Q_tot and Q̂* of what was done, their target y and the weight w (both without gradient), each `[L, M]`.
-
-    Then the weight of each step, 0 for padding, and `stats`, which are as for `q_learning.values_and_targets`.
-    """
-    if variant not in VARIANTS:
-        raise ValueError(f"variant={variant!r} is unknown: choose one of {', '.join(VARIANTS)}.")
+) -> tuple[WeightedValues, dict[str, Moments]]:
+    """Both values of what was done, their target and weights; and the moments. Arguments as for `wqmix_loss`."""
     steps: Any = batch.steps
-    weight = replayed.weights(batch, cfg.burn_in)
     blank = dataclasses.replace(batch, carry=())
     q, next_q = q_learning.unroll(nets.agent, params["agent"], batch, cfg.burn_in)
     central_q, _ = q_learning.unroll(nets.central_agent, params["central_agent"], blank, cfg.burn_in)
@@ -124,47 +102,89 @@ def weighted_values(
         _, next_q = q_learning.unroll(nets.agent, target_params["agent"], batch, cfg.burn_in)
     greedy_action = losses.masked_argmax(q, steps.obs.action_mask)
     next_action = losses.masked_argmax(next_q, steps.next_obs.action_mask)
+    obs, next_obs = q_learning.team_views(batch, cfg)
 
-    def mix(mixer, params, q, action, obs, agent_mask):
-        return mixer.apply(params, losses.select(q, action) * agent_mask, obs.state)
+    def central(params, q, action, obs=obs):
+        return nets.central_mixer.apply(params["central_mixer"], q, action, obs)[..., None]
 
-    def central(params, q, action, obs=steps.obs, agent_mask=steps.obs.agent_mask):
-        return mix(nets.central_mixer, params["central_mixer"], q, action, obs, agent_mask)
-
-    value = mix(nets.mixer, params["mixer"], q, steps.action, steps.obs, steps.obs.agent_mask)
-    central_value = central(params, central_q, steps.action)
-    next_value = central(target_params, old_next_q, next_action, steps.next_obs, q_learning.next_mask(steps, cfg))
-    if stats is not None:
-        next_value = normalize.denormalize(stats, next_value)
-    reward, terminated, _ = q_learning.team(steps, weight, cfg.team_reward or "sum")
-    target = reward[..., 0] + cfg.gamma * (1.0 - terminated[..., 0]) * next_value
-    if stats is not None:
-        stats = normalize.update(stats, target, weight > 0, cfg.standardize_beta)
-        target = normalize.normalize(stats, target)
-    target = jax.lax.stop_gradient(target)
-
+    value = nets.mixer.apply(params["mixer"], q, steps.action, obs)[..., None]
+    next_value = central(target_params, old_next_q, next_action, next_obs)
+    old_value = central(target_params, old_q, steps.action)
+    reward, terminated, weight = q_learning.team(batch, replay.weights(batch, cfg.burn_in), cfg.team_reward)
+    target, moments = q_learning.targets_of(batch, reward, terminated, weight, next_value, old_value, moments, cfg)
     if variant == "cw":
         online, q_of_greedy = (params, central_q) if cfg.condition == "online" else (target_params, old_q)
-        match = losses.is_greedy(steps.action, greedy_action, steps.obs.agent_mask)
-        importance = losses.cw_weight(match, target, central(online, q_of_greedy, greedy_action), cfg.alpha)
+        match = losses.is_greedy(steps.action, greedy_action, obs.agent_mask)[..., None]
+        greedy_value = central(online, q_of_greedy, greedy_action)
+        importance = losses.cw_weight(match, target, greedy_value, cfg.suboptimal_weight)
     else:
-        importance = losses.ow_weight(value, target, cfg.alpha)
+        importance = losses.ow_weight(value, target, cfg.suboptimal_weight)
+    values = WeightedValues(
+        value=value,
+        central_value=central(params, central_q, steps.action),
+        target=target,
+        importance=jax.lax.stop_gradient(importance),
+        weight=weight,
+    )
+    return values, moments
 
-    return value, central_value, target, jax.lax.stop_gradient(importance), weight, stats
+
+def wqmix_loss(
+    params: Params,
+    target_params: Params,
+    batch: Trajectory,
+    moments: dict[str, Moments] | None = None,
+    *,
+    variant: Variant,
+    nets: WQMIXNets,
+    cfg: WQMIXConfig,
+) -> tuple[Array, Aux]:
+    """Weighted TD error of Q_tot and TD error of the central value, averaged over the steps that count.
+
+    Args:
+      params: one entry for each of `nets`, by name.
+      target_params: the same of the target networks.
+      batch: sequences with `next_obs`; none crosses an episode's end. The central agents start each with a blank
+        memory, so recurrent ones want whole episodes, or a burn-in for what starts inside one.
+      moments: as for `q_loss`.
+      variant: "cw" or "ow".
+      nets: networks.
+      cfg: its leaves may be tracers.
+
+    Returns:
+      As `q_loss`: a scalar; then its parts and the moments.
+    """
+    values, moments = weighted_values(params, target_params, batch, moments, variant=variant, nets=nets, cfg=cfg)
+    is_real = values.weight > 0
+    error = values.importance * losses.value_loss(values.value, values.target, huber_delta=cfg.huber_delta)
+    central_error = losses.value_loss(values.central_value, values.target, huber_delta=cfg.huber_delta)
+    loss_mixed = parts.mean_loss(error, values.weight)
+    loss_central = parts.mean_loss(central_error, values.weight)
+    loss = loss_mixed + cfg.central_loss_coef * loss_central
+    metrics = {
+        "loss/td": loss_mixed,
+        "loss/central": loss_central,
+        "value/q_taken": losses.masked_mean(values.value, is_real),
+        "value/target": losses.masked_mean(values.target, is_real),
+        "value/weight": losses.masked_mean(values.importance, is_real),
+        "priority": replay.priority(values.value - values.target, values.weight),
+    }
+    return loss, (metrics, moments)
 
 
-def cw_qmix(spec: EnvSpec, cfg: WQMIXConfig, nets: WQMIXNets | None = None) -> Learner:
+def cw_qmix(spec: EnvSpec, cfg: WQMIXConfig, nets: WQMIXNets | None = None, *, loss=wqmix_loss) -> Learner:
     """QMIX with central weighting.
 
     Args:
       spec: of the environment.
       cfg: hyperparameters.
-      nets: your own networks; by default those that `cfg` describes.
+      nets: your own networks; by default `default_nets(spec, cfg)`.
+      loss: your own in place of `wqmix_loss`, with the same arguments and results.
     """
-    return _learner(spec, cfg, nets, "cw")
+    return _learner(spec, cfg, nets, functools.partial(loss, variant="cw"))
 
 
-def ow_qmix(spec: EnvSpec, cfg: WQMIXConfig, nets: WQMIXNets | None = None) -> Learner:
+def ow_qmix(spec: EnvSpec, cfg: WQMIXConfig, nets: WQMIXNets | None = None, *, loss=wqmix_loss) -> Learner:
     """QMIX with optimistic weighting. Arguments as for `cw_qmix`.
 
     >>> from jmarl import envs
@@ -172,30 +192,14 @@ def ow_qmix(spec: EnvSpec, cfg: WQMIXConfig, nets: WQMIXNets | None = None) -> L
     >>> sorted(ow_qmix(env.spec, WQMIXConfig(hidden_sizes=(8,))).init(jax.random.key(0)).params)
     ['agent', 'central_agent', 'central_mixer', 'mixer']
     """
-    return _learner(spec, cfg, nets, "ow")
+    return _learner(spec, cfg, nets, functools.partial(loss, variant="ow"))
 
 
-def _learner(spec: EnvSpec, cfg: WQMIXConfig, nets: WQMIXNets | None, variant: str) -> Learner:
-    if not isinstance(cfg, WQMIXConfig):
-        raise TypeError(
-            f"cw_qmix and ow_qmix take a WQMIXConfig, got {type(cfg).__name__}: iql, vdn and qmix take that one."
-        )
-    q_learning.validate(spec, cfg, is_team=True, condition=("online", "target"))
-    checks.require(cfg, ("alpha",), lambda x: 0 < x <= 1, "lie in (0, 1]: it is a weight beside those of 1")
+def _learner(spec: EnvSpec, cfg: WQMIXConfig, nets: WQMIXNets | None, loss: Any) -> Learner:
+    checks.validate(cfg, WQMIXConfig, spec)
+    checks.require_discrete(spec, "Q-learning takes the best of finitely many actions")
+    rule = "lie in (0, 1]: it is a weight beside those of 1"
+    checks.require(cfg, ("suboptimal_weight",), lambda x: 0 < x <= 1, rule)
     if not cfg.central_sizes:
         raise ValueError("central_sizes=() must hold at least one width: the central value is a network.")
-    if cfg.returns != "td":
-        raise ValueError(f"returns={cfg.returns!r} is not defined for weighted QMIX: its targets are one-step, td.")
-    if nets is None:
-        agent = q_learning.q_network(spec, cfg)
-        central_mixer = mixers.mixer(mixers.Central(cfg.central_sizes, cfg.central_sizes[-1]), spec)
-        nets = WQMIXNets(agent, q_learning.monotonic_mixer(spec, cfg), agent, central_mixer)
-
-    parts: dict[str, Any] = nets._asdict()
-
-    def init(key):
-        keys = jax.random.split(key, len(parts))
-        return {name: net.init(k) for (name, net), k in zip(parts.items(), keys, strict=True)}
-
-    loss = functools.partial(_wqmix_loss, variant=variant, nets=nets)
-    return q_learning.learner(cfg, nets.agent, init, loss)
+    return q_learning.learner(cfg, parts.choose_nets(nets, default_nets, spec, cfg), loss)

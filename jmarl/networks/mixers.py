@@ -40,7 +40,7 @@ class QMIX(nn.Module):
       embed_size: width of the mixing layer.
       hypernet_sizes: hidden widths of the hypernetworks of W₁ and w₂; () for linear ones.
       bias_size: hidden width of b₂'s.
-      scale: of the hypernetworks' output kernels.
+      scale: variance of the hypernetworks' output kernels. Small, so that Q_tot starts near 0: at 1, training is worse.
 
     References:
       Rashid et al., 2018, QMIX, sec. 4 and fig. 2 (https://arxiv.org/abs/1803.11485).
@@ -49,7 +49,7 @@ class QMIX(nn.Module):
     embed_size: int = 32
     hypernet_sizes: Sequence[int] = (64,)
     bias_size: int = 32
-    scale: float = 1.0
+    scale: float = 0.01
 
     @nn.compact
     def __call__(self, q: Float[Array, "*batch N"], state: Float[Array, "*batch S"]) -> Float[Array, "*batch"]:
