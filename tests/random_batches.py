@@ -32,7 +32,7 @@ def random_batch(spec, key, length=4, batch_size=6, carry=()):
             next_obs=observation(keys[3]),
         ),
         carry=carry,
-        weight=jnp.ones(shape[:2]),
+        weight=jnp.ones(shape),
     )
 
 
@@ -49,7 +49,7 @@ def require_padding_and_inactive_agents_change_nothing(learner, spec, carry):
     steps = batch.steps
     dead = steps.obs.agent_mask.at[:, 2, 1].set(False)
     steps = steps.replace(obs=steps.obs.replace(agent_mask=dead), next_obs=steps.next_obs.replace(agent_mask=dead))
-    batch = batch.replace(steps=steps, weight=batch.weight.at[2:, 3].set(0.0))
+    batch = batch.replace(steps=steps, weight=batch.weight.at[2:, 3].set(0.0) * dead)
 
     garbage = random_batch(spec, jax.random.key(2)).steps
     padded = jnp.zeros((4, 6), bool).at[3, 3].set(True)  # step 3 of sequence 3; step 2 is what step 1 leads to
