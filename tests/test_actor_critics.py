@@ -15,10 +15,6 @@ from jmarl import (
     A2CConfig,
     COMAConfig,
     DDPGConfig,
-    MAA2CConfig,
-    MADDPGConfig,
-    MASACConfig,
-    MATD3Config,
     RandomConfig,
     SACConfig,
     TD3Config,
@@ -94,7 +90,9 @@ def test_a_padded_action_changes_nothing_in_the_penalty_of_logits():
     assert loss([1.0, 3.0], 2) == loss([1.0, 3.0, 7.0], 2) == 5.0
 
 
-@pytest.mark.parametrize("kind, target", [("individual", [1.0, 5.0 + 9.0]), ("sum", [15.0, 15.0]), ("mean", [12.0, 12.0])])
+@pytest.mark.parametrize(
+    "kind, target", [("individual", [1.0, 5.0 + 9.0]), ("sum", [15.0, 15.0]), ("mean", [12.0, 12.0])]
+)
 def test_with_team_rewards_a_dead_agents_return_goes_on_as_long_as_the_teams(kind, target):
     """γ = 0.9 and Q = 10 everywhere; agent 0 dies, agent 1 goes on."""
     nets = ddpg.default_nets(CONTINUOUS, DDPGConfig(**SMALL))
@@ -115,7 +113,7 @@ def test_with_team_rewards_a_dead_agents_return_goes_on_as_long_as_the_teams(kin
 @pytest.mark.parametrize("name", ["maddpg", "masac"])
 def test_a_burn_in_inside_an_episode_is_not_learnt_and_the_start_of_one_is(name):
     """Actions are read by critics at each step, but what they were worth in a burn-in is not fitted."""
-    algorithm, config = {"maddpg": (jmarl.maddpg, MADDPGConfig), "masac": (jmarl.masac, MASACConfig)}[name]
+    algorithm, config = {"maddpg": (jmarl.maddpg, DDPGConfig), "masac": (jmarl.masac, SACConfig)}[name]
     learner = algorithm(DISCRETE, config(**SMALL, recurrent=True, burn_in=2))
     state, update = jax.jit(learner.init)(jax.random.key(0)), jax.jit(learner.update)
     batch = random_batch(DISCRETE, jax.random.key(1), carry=learner.init_carry((6,)))
@@ -198,7 +196,10 @@ def test_slope_of_an_agents_action_in_a_product(others, slope):
     np.testing.assert_allclose(grad, [slope, 2.0 if others == "joint" else 0.0], rtol=1e-6)
 
 
-@pytest.mark.parametrize("module, cfg", [(ddpg, MADDPGConfig()), (sac, MASACConfig()), (coma, COMAConfig())])
+@pytest.mark.parametrize(
+    "module, cfg",
+    [(ddpg, DDPGConfig(critic_view="state")), (sac, SACConfig(critic_view="state")), (coma, COMAConfig())],
+)
 @pytest.mark.parametrize("spec", [DISCRETE, CONTINUOUS], ids=["discrete", "continuous"])
 def test_a_central_critic_sees_what_the_others_do_if_they_act(module, cfg, spec):
     if module is coma and spec is CONTINUOUS:
@@ -225,11 +226,11 @@ def test_a_central_critic_sees_what_the_others_do_if_they_act(module, cfg, spec)
 
 SMALL = {"hidden_sizes": (8,), "cell_size": 4, "max_grad_norm": None}
 LEARNERS = {
-    "matd3-continuous": (jmarl.matd3, MATD3Config(**SMALL, policy_delay=1, actor_q="min"), CONTINUOUS),
-    "maddpg-discrete-recurrent": (jmarl.maddpg, MADDPGConfig(**SMALL, recurrent=True), DISCRETE),
+    "matd3-continuous": (jmarl.matd3, TD3Config(**SMALL, policy_delay=1, actor_q="min"), CONTINUOUS),
+    "maddpg-discrete-recurrent": (jmarl.maddpg, DDPGConfig(**SMALL, recurrent=True), DISCRETE),
     "isac-discrete": (jmarl.isac, SACConfig(**SMALL), DISCRETE),
-    "masac-discrete": (jmarl.masac, MASACConfig(**SMALL), DISCRETE),
-    "masac-continuous": (jmarl.masac, MASACConfig(**SMALL, alpha_per_agent=True, other_actions="current"), CONTINUOUS),
+    "masac-discrete": (jmarl.masac, SACConfig(**SMALL), DISCRETE),
+    "masac-continuous": (jmarl.masac, SACConfig(**SMALL, alpha_per_agent=True, other_actions="current"), CONTINUOUS),
 }
 
 
@@ -256,9 +257,9 @@ def test_an_empty_batch_moves_nothing(name):
 @pytest.mark.parametrize(
     "algorithm, cfg, base, sharing, recurrent",
     [
-        (jmarl.matd3, MATD3Config(**SMALL), CONTINUOUS, "per_group", False),
-        (jmarl.maddpg, MADDPGConfig(**SMALL), DISCRETE, "per_agent", False),
-        (jmarl.masac, MASACConfig(**SMALL), CONTINUOUS, "per_agent", False),
+        (jmarl.matd3, TD3Config(**SMALL), CONTINUOUS, "per_group", False),
+        (jmarl.maddpg, DDPGConfig(**SMALL), DISCRETE, "per_agent", False),
+        (jmarl.masac, SACConfig(**SMALL), CONTINUOUS, "per_agent", False),
         (jmarl.isac, SACConfig(**SMALL), DISCRETE, "per_group", False),
     ],
 )
@@ -292,7 +293,7 @@ def test_padded_action_dimensions_do_not_matter():
     spec = CONTINUOUS._replace(
         action_size=2, action_sizes=(2, 1), action_low=((-1.0,) * 2,) * 2, action_high=((1.0,) * 2,) * 2
     )
-    learner = jmarl.masac(spec, MASACConfig(**SMALL))
+    learner = jmarl.masac(spec, SACConfig(**SMALL))
     state, update = jax.jit(learner.init)(jax.random.key(0)), jax.jit(learner.update)
     batch = random_batch(spec, jax.random.key(1))
     spoilt = batch.replace(steps=batch.steps.replace(action=batch.steps.action.at[:, :, 1, 1].set(0.77)))
@@ -302,7 +303,7 @@ def test_padded_action_dimensions_do_not_matter():
 
 
 def test_td3_moves_actors_and_targets_at_every_second_update():
-    learner = jmarl.matd3(CONTINUOUS, MATD3Config(**SMALL, tau=0.5))
+    learner = jmarl.matd3(CONTINUOUS, TD3Config(**SMALL, tau=0.5))
     states, update = [jax.jit(learner.init)(jax.random.key(0))], jax.jit(learner.update)
     for k in range(3):
         states.append(update(states[-1], random_batch(CONTINUOUS, jax.random.key(k)), jax.random.key(k))[0])
@@ -319,10 +320,10 @@ def test_td3_moves_actors_and_targets_at_every_second_update():
 
 def test_recurrent_critics_remember_observations_and_what_acting_recorded_is_where_sequences_start():
     env = envs.probe("memory", num_agents=2)
-    learner = jmarl.masac(env.spec, MASACConfig(**SMALL, recurrent=True))
+    learner = jmarl.masac(env.spec, SACConfig(**SMALL, recurrent=True))
     run = training.start(env, learner, jax.random.key(0), num_envs=3)
     _, trajectory, _ = jmarl.rollout(env, learner, run, length=6)
-    nets = sac.default_nets(env.spec, MASACConfig(**SMALL, recurrent=True))
+    nets = sac.default_nets(env.spec, SACConfig(**SMALL, recurrent=True, critic_view="state"))
     steps, recorded = trajectory.steps, trajectory.steps.carry
     code = nets.code.encode(steps.action)
     inputs = {"actor": steps.obs, "critic": (steps.obs, code, code)}
@@ -374,9 +375,7 @@ def test_advantage_actor_critic_follows_the_plain_policy_gradient():
     steps = batch.steps
     value = steps.measured["value"]
     advantage = jax.random.normal(jax.random.key(1), value.shape)
-    old = ppo.PPOTargets(
-        log_prob=steps.measured["log_prob"], value=value, advantage=advantage, value_target=value
-    )
+    old = ppo.PPOTargets(log_prob=steps.measured["log_prob"], value=value, advantage=advantage, value_target=value)
 
     def policy_gradient(params):
         log_prob = nets.evaluate(params, batch.carry, steps.obs, steps.first, steps.action)[0]
@@ -437,7 +436,7 @@ COMA = COMAConfig(
 @pytest.mark.parametrize(
     "algorithm, cfg",
     [
-        (jmarl.maddpg, MADDPGConfig(**QUICK)),
+        (jmarl.maddpg, DDPGConfig(**QUICK)),
         (jmarl.isac, SACConfig(**QUICK, target_entropy=-3.0)),
     ],
 )
@@ -449,8 +448,8 @@ def test_continuous_actors_find_the_target(algorithm, cfg):
 @pytest.mark.parametrize(
     "algorithm, cfg",
     [
-        (jmarl.maddpg, MADDPGConfig(**QUICK, random_steps=1000)),
-        (jmarl.masac, MASACConfig(**QUICK, alpha=0.5, learn_alpha=False)),
+        (jmarl.maddpg, DDPGConfig(**QUICK, random_steps=1000)),
+        (jmarl.masac, SACConfig(**QUICK, alpha=0.5, learn_alpha=False)),
     ],
 )
 def test_discrete_actors_with_central_critics_coordinate(algorithm, cfg):
@@ -460,7 +459,7 @@ def test_discrete_actors_with_central_critics_coordinate(algorithm, cfg):
 
 def test_recurrent_actors_remember_the_cue():
     """Seen on the first of three steps, asked for on the last; critics must read action and memory together."""
-    cfg = MADDPGConfig(**QUICK).replace(recurrent=True, cell_size=8, gamma=0.95, learning_rate=1e-2)
+    cfg = DDPGConfig(**QUICK).replace(recurrent=True, cell_size=8, gamma=0.95, learning_rate=1e-2)
     loop = off_policy(envs.probe("memory", num_agents=2, num_steps=3), jmarl.maddpg, length=3, num_updates=1)
     assert (greedy_returns(loop, cfg, 300, num_seeds=1) == 1.0).all()
 
@@ -499,7 +498,7 @@ def test_coma_with_recurrent_actors_remembers_the_cue():
 
 def test_maa2c_coordinates():
     loop = jmarl.on_policy(envs.matrix_game([[1.0, 0.0], [0.0, 2.0]]), jmarl.maa2c, num_envs=32, rollout_length=4)
-    cfg = MAA2CConfig(learning_rate=1e-2, hidden_sizes=(16,))
+    cfg = A2CConfig(learning_rate=1e-2, hidden_sizes=(16,))
     assert (greedy_returns(loop, cfg, 200) == 2.0).all()
 
 
@@ -509,7 +508,7 @@ def test_maa2c_coordinates():
 def test_infinite_bounds_are_refused():
     spec = CONTINUOUS._replace(action_high=((np.inf,), (1.0,)))
     with pytest.raises(ValueError, match="continuous has no finite action bounds, but"):
-        jmarl.maddpg(spec, MADDPGConfig())
+        jmarl.maddpg(spec, DDPGConfig())
 
 
 def test_an_unusual_sign_of_the_target_entropy_is_warned_of():
@@ -543,9 +542,9 @@ BAD = [
     (jmarl.masac, DISCRETE._replace(state_shape=(0,)), SACConfig(), "global state, but matrix_game has state_shape"),
     (jmarl.iddpg, DISCRETE._replace(obs_shape=(5, 5, 3)), DDPGConfig(), "has images: make it with flatten=True"),
     (jmarl.ia2c, DISCRETE, A2CConfig(num_epochs=4), "takes one step on each rollout, but num_epochs=4"),
-    (jmarl.maddpg, DISCRETE, MADDPGConfig(critic_view="obs"), "critic_view='obs' makes iddpg of maddpg"),
-    (jmarl.matd3, DISCRETE, MATD3Config(critic_view="obs"), "critic_view='obs' makes itd3 of matd3"),
-    (jmarl.masac, DISCRETE, MASACConfig(critic_view="obs"), "critic_view='obs' makes isac of masac"),
+    (jmarl.maddpg, DISCRETE, DDPGConfig(critic_view="obs"), "critic_view='obs' makes iddpg of maddpg"),
+    (jmarl.matd3, DISCRETE, TD3Config(critic_view="obs"), "critic_view='obs' makes itd3 of matd3"),
+    (jmarl.masac, DISCRETE, SACConfig(critic_view="obs"), "critic_view='obs' makes isac of masac"),
     (jmarl.coma, DISCRETE, COMAConfig(critic_view="obs"), "critic_view='obs' is unknown here: choose one of state"),
 ]  # fmt: skip
 

@@ -74,7 +74,7 @@ def test_coma_knows_what_a_turn_is_worth(options, team_reward):
     [
         (ddpg, jmarl.iddpg, jmarl.DDPGConfig, {}),
         (sac, jmarl.isac, jmarl.SACConfig, {"alpha": 1e-4, "learn_alpha": False}),
-        (sac, jmarl.masac, jmarl.MASACConfig, {"alpha": 1e-4, "learn_alpha": False}),
+        (sac, jmarl.masac, jmarl.SACConfig, {"critic_view": "state", "alpha": 1e-4, "learn_alpha": False}),
     ],
     ids=["iddpg", "isac", "masac"],
 )
@@ -98,7 +98,9 @@ def test_critics_of_actions_know_what_a_turn_is_worth(module, algorithm, config,
 def absent(*, continuous=False) -> Env:
     """The second agent dies at the second of four steps; from then on its view is NaN, and so is its reward."""
     kind = {"action_size": 1, "action_low": ((-1.0,),) * 2, "action_high": ((1.0,),) * 2}
-    spec = EnvSpec("absent", ("a", "b"), (1,), (1,), max_steps=4, min_steps=4, **(kind if continuous else {"num_actions": 2}))
+    spec = EnvSpec(
+        "absent", ("a", "b"), (1,), (1,), max_steps=4, min_steps=4, **(kind if continuous else {"num_actions": 2})
+    )
 
     def observe(t):
         here = jnp.stack([jnp.bool_(True), t < 2])

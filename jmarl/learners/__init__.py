@@ -5,8 +5,6 @@ from jmarl.learners.coma import COMAConfig, COMATargets, coma, coma_loss, coma_t
 from jmarl.learners.critics import critic_loss
 from jmarl.learners.ddpg import (
     DDPGConfig,
-    MADDPGConfig,
-    MATD3Config,
     TD3Config,
     ddpg_actor_loss,
     ddpg_targets,
@@ -17,8 +15,6 @@ from jmarl.learners.ddpg import (
 )
 from jmarl.learners.ppo import (
     A2CConfig,
-    MAA2CConfig,
-    MAPPOConfig,
     PPOConfig,
     PPOTargets,
     ia2c,
@@ -28,18 +24,13 @@ from jmarl.learners.ppo import (
     ppo_loss,
     ppo_targets,
 )
-from jmarl.learners.sac import MASACConfig, SACConfig, isac, masac, sac_actor_loss, sac_alpha_loss, sac_targets
+from jmarl.learners.sac import SACConfig, isac, masac, sac_actor_loss, sac_alpha_loss, sac_targets
 
 __all__ = [
     "A2CConfig",
     "COMAConfig",
     "COMATargets",
     "DDPGConfig",
-    "MAA2CConfig",
-    "MADDPGConfig",
-    "MAPPOConfig",
-    "MASACConfig",
-    "MATD3Config",
     "PPOConfig",
     "PPOTargets",
     "RandomConfig",

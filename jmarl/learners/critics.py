@@ -18,13 +18,28 @@ from jmarl import configs, exploration, losses, masks, networks
 from jmarl.configs import config
 from jmarl.learners import parts, replay
 from jmarl.networks import actor_critic, heads
-from jmarl.types import Carry, EnvSpec, Metrics, Network, Numeric, Observation, Params, TrainState, Trajectory, Transition
+from jmarl.types import (
+    Carry,
+    EnvSpec,
+    Metrics,
+    Network,
+    Numeric,
+    Observation,
+    Params,
+    TrainState,
+    Trajectory,
+    Transition,
+)
 from jmarl.types import static
 
 
 @config
 class CriticConfig(configs.OptimizerConfig, configs.NetworkConfig):
-    """What actors that learn from replay, by critics of actions, share. Actions are meant in units of half their range."""
+    """What actors that learn from replay, by critics of actions, share. Actions are meant in units of half their range.
+
+    A critic of "obs" reads its agent's own view and action; one of the "state", or of "state_obs", everyone's actions too.
+    "auto" is obs, and the state for MADDPG, MATD3 and MASAC.
+    """
 
     learning_rate: Numeric = 1e-3
     critic_learning_rate: Numeric | None = None  # of critics; None: learning_rate
@@ -33,7 +48,9 @@ class CriticConfig(configs.OptimizerConfig, configs.NetworkConfig):
     tau: Numeric = 0.01  # share of the online networks in each update of the targets
     huber_delta: Numeric | None = None  # Huber loss of critics beyond this error; None: squared error
     num_critics: int = static(1)  # the lowest of so many values is the target
-    critic_view: Literal["obs", "state", "state_obs"] = static("obs")  # obs: own view and action; else all actions
+    critic_view: Literal["auto", "obs", "state", "state_obs"] = static(
+        "auto"
+    )  # what critics read; auto: as the algorithm's name says
     mask_actions: bool = static(True)  # critics read zeros in place of the actions of agents that do not act
     other_actions: Literal["stored", "current", "joint"] = static("stored")  # in actors' loss; joint: gradients to all
     team_reward: configs.Reward = static("individual")  # each agent's own reward, or sum or mean of all for each

@@ -36,13 +36,15 @@ from jmarl.types import EnvSpec, Learner, Metrics, Numeric, Observation, Params,
 
 @config
 class DDPGConfig(critics.CriticConfig):
-    """Hyperparameters of IDDPG. Actions are meant in units of half their range, from -1 to 1."""
+    """Hyperparameters of IDDPG and MADDPG. A critic of "obs" reads its agent's own view and action, others all actions."""
 
     gamma: Numeric = 0.95
     policy_delay: int = static(1)  # updates of the critics for one of actors and targets
     target_noise: Numeric | None = None  # deviation of the noise on the target policy's actions; None: no noise
     target_noise_clip: Numeric = 0.5  # where it is cut off
-    actor_q: Literal["first", "mean", "min"] = static("first")  # whose value actors raise: of the first critic, or of all
+    actor_q: Literal["first", "mean", "min"] = static(
+        "first"
+    )  # whose value actors raise: of the first critic, or of all
     gumbel_temperature: Numeric = 1.0  # of relaxed discrete actions
     logit_coef: Numeric = 1e-3  # weight of squared logits in the actors' loss, where actions are discrete
     noise: Literal["gaussian", "ornstein_uhlenbeck"] = static("gaussian")  # exploration; discrete actions are sampled
@@ -53,26 +55,12 @@ class DDPGConfig(critics.CriticConfig):
 
 
 @config
-class MADDPGConfig(DDPGConfig):
-    """Hyperparameters of MADDPG: those of IDDPG, with critics of the state and everyone's actions."""
-
-    critic_view: Literal["obs", "state", "state_obs"] = static("state")
-
-
-@config
 class TD3Config(DDPGConfig):
-    """Hyperparameters of ITD3: those of IDDPG, with twin critics, delayed actors and smoothed targets."""
+    """Hyperparameters of ITD3 and MATD3: twin critics, delayed actors, smoothed targets."""
 
     num_critics: int = static(2)
     policy_delay: int = static(2)
     target_noise: Numeric | None = 0.2
-
-
-@config
-class MATD3Config(TD3Config):
-    """Hyperparameters of MATD3: those of ITD3, with critics of the state and everyone's actions."""
-
-    critic_view: Literal["obs", "state", "state_obs"] = static("state")
 
 
 def ddpg_targets(
@@ -138,7 +126,7 @@ def iddpg(
       targets, critic_loss, actor_loss: your own in place of `ddpg_targets`, `critic_loss` and `ddpg_actor_loss`, with the
         same arguments and results.
     """
-    _validate(spec, cfg)
+    cfg = _checked(spec, cfg)
     nets = parts.choose_nets(nets, default_nets, spec, cfg)
     code, explore, noise_scale = nets.code, _exploring(nets, cfg), exploration.over_env_steps(cfg, "noise")
     init, update_with = training(nets, cfg, targets=targets, critic_loss=critic_loss, actor_loss=actor_loss)
@@ -146,7 +134,11 @@ def iddpg(
 
     def init_carry(batch_shape):
         noise = jnp.zeros((*batch_shape, *code.is_real.shape)) if _keeps_noise(nets, cfg) else ()
-        return {"actor": nets.actor.init_carry(batch_shape), "critic": nets.critic.init_carry(batch_shape), "noise": noise}
+        return {
+            "actor": nets.actor.init_carry(batch_shape),
+            "critic": nets.critic.init_carry(batch_shape),
+            "noise": noise,
+        }
 
     def act(state, carry, obs, first, key):
         actor, output = actor_step(state.params["actor"], carry["actor"], obs, first)
@@ -170,15 +162,15 @@ def iddpg(
     return Learner(init, init_carry, act, greedy, update, learns_from="replay")
 
 
-def maddpg(spec: EnvSpec, cfg: MADDPGConfig, nets: critics.ActorCritic | None = None, **own_losses: Callable) -> Learner:
+def maddpg(spec: EnvSpec, cfg: DDPGConfig, nets: critics.ActorCritic | None = None, **own_losses: Callable) -> Learner:
     """MADDPG: critics read the global state and everyone's actions. Arguments as for `iddpg`.
 
     >>> from jmarl import envs
     >>> env = envs.matrix_game([[8.0, -12.0], [-12.0, 0.0]])
-    >>> sorted(maddpg(env.spec, MADDPGConfig(hidden_sizes=(8,))).init(jax.random.key(0)).params)
+    >>> sorted(maddpg(env.spec, DDPGConfig(hidden_sizes=(8,))).init(jax.random.key(0)).params)
     ['actor', 'critic']
     """
-    return iddpg(spec, parts.require_central(cfg, "maddpg", "iddpg"), nets, **own_losses)
+    return iddpg(spec, parts.with_central_critic(cfg, "maddpg", "iddpg"), nets, **own_losses)
 
 
 def itd3(spec: EnvSpec, cfg: TD3Config, nets: critics.ActorCritic | None = None, **own_losses: Callable) -> Learner:
@@ -187,9 +179,9 @@ def itd3(spec: EnvSpec, cfg: TD3Config, nets: critics.ActorCritic | None = None,
     return iddpg(spec, cfg, nets, **own_losses)
 
 
-def matd3(spec: EnvSpec, cfg: MATD3Config, nets: critics.ActorCritic | None = None, **own_losses: Callable) -> Learner:
+def matd3(spec: EnvSpec, cfg: TD3Config, nets: critics.ActorCritic | None = None, **own_losses: Callable) -> Learner:
     """MATD3: MADDPG with what TD3 adds to DDPG. Arguments as for `iddpg`."""
-    return itd3(spec, parts.require_central(cfg, "matd3", "itd3"), nets, **own_losses)
+    return itd3(spec, parts.with_central_critic(cfg, "matd3", "itd3"), nets, **own_losses)
 
 
 # ----------------------------------------------------------------------------------------------------- the parts
@@ -197,6 +189,7 @@ def matd3(spec: EnvSpec, cfg: MATD3Config, nets: critics.ActorCritic | None = No
 
 def default_nets(spec: EnvSpec, cfg: DDPGConfig) -> critics.ActorCritic:
     """The networks that `cfg` describes."""
+    cfg = parts.with_critic_view(cfg, "obs")
     model, head = actor_critic.from_config(cfg)
     actor = actor_critic.of_own_view(spec, lambda size: (head(size, scale=0.01),), model, cfg.sharing)
     critic = networks.ensemble(critics.network(spec, cfg), cfg.num_critics)
@@ -224,16 +217,28 @@ def training(
         batch, step = masks.readable_batch(batch), state.step + 1
         target = targets(state.target_params, batch, target_noise, **options)
         state, metrics, norm = critics.improve(
-            optimizers, state, "critic", lambda part: critic_loss({**state.params, "critic": part}, batch, target, **options)
+            optimizers,
+            state,
+            "critic",
+            lambda part: critic_loss({**state.params, "critic": part}, batch, target, **options),
         )
         new, actor_metrics, actor_norm = critics.improve(
-            optimizers, state, "actor", lambda part: actor_loss({**state.params, "actor": part}, batch, actor_noise, **options)
+            optimizers,
+            state,
+            "actor",
+            lambda part: actor_loss({**state.params, "actor": part}, batch, actor_noise, **options),
         )
         if cfg.policy_delay > 1:
             # Not a `cond`: seeds are vmapped, and then both branches run anyway.
             new = jax.tree.map(lambda x, old: jnp.where(step % cfg.policy_delay == 0, x, old), new, state)
         target_params = replay.update_target(state.target_params, new.params, step, cfg.policy_delay, cfg.tau)
-        metrics = {**metrics, **norm, **actor_metrics, **actor_norm, "learning_rate": parts.as_metric(critic_rate(step))}
+        metrics = {
+            **metrics,
+            **norm,
+            **actor_metrics,
+            **actor_norm,
+            "learning_rate": parts.as_metric(critic_rate(step)),
+        }
         return new.replace(target_params=target_params, step=step), metrics
 
     return init, update
@@ -279,6 +284,7 @@ def _relaxed(output: Array, obs: Observation, gumbel: Array | None, temperature:
     return heads.gumbel_softmax(logits, gumbel, temperature, straight_through=True)
 
 
-def _validate(spec: EnvSpec, cfg: Any) -> None:
+def _checked(spec: EnvSpec, cfg: DDPGConfig) -> DDPGConfig:
     checks.validate(cfg, DDPGConfig, spec)
     checks.require(cfg, ("gumbel_temperature",), lambda x: x > 0, "be positive: logits are divided by it")
+    return parts.with_critic_view(cfg, "obs")

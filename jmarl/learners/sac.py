@@ -38,7 +38,7 @@ from jmarl.types import EnvSpec, Learner, Metrics, Numeric, Params, Trajectory, 
 
 @config
 class SACConfig(critics.CriticConfig):
-    """Hyperparameters of ISAC. Actions are meant in units of half their range, from -1 to 1."""
+    """Hyperparameters of ISAC and MASAC."""
 
     adam_eps: Numeric = 1e-8
     alpha_learning_rate: Numeric | None = None  # of the temperature; None: learning_rate
@@ -49,17 +49,14 @@ class SACConfig(critics.CriticConfig):
     alpha_per_agent: bool = static(False)  # a temperature for each agent
     target_entropy: Numeric | None = None  # None: minus the action's dimensions; discrete: half of the greatest one
     target_actor: bool = static(False)  # next actions are those of a slowly moving actor
-    update_order: Literal["critic_first", "actor_first", "simultaneous"] = static("critic_first")  # the last: all at old parameters
-    action_distribution: Literal["tanh_normal", "gaussian"] = static("tanh_normal")  # of continuous actions; gaussian: own deviation
+    update_order: Literal["critic_first", "actor_first", "simultaneous"] = static(
+        "critic_first"
+    )  # the last: all at old parameters
+    action_distribution: Literal["tanh_normal", "gaussian"] = static(
+        "tanh_normal"
+    )  # of continuous actions; gaussian: own deviation
     log_std_min: Numeric = -20.0  # bounds of the tanh-normal's log deviation
     log_std_max: Numeric = 2.0  # the upper one
-
-
-@config
-class MASACConfig(SACConfig):
-    """Hyperparameters of MASAC: those of ISAC, with critics of the state and everyone's actions."""
-
-    critic_view: Literal["obs", "state", "state_obs"] = static("state")
 
 
 def sac_targets(
@@ -155,7 +152,7 @@ def isac(
       targets, critic_loss, actor_loss, alpha_loss: your own in place of `sac_targets`, `critic_loss`, `sac_actor_loss` and
         `sac_alpha_loss`, with the same arguments and results.
     """
-    _validate(spec, cfg)
+    cfg = _checked(spec, cfg)
     nets = parts.choose_nets(nets, default_nets, spec, cfg)
     code, actor_step, remember = nets.code, networks.one_step(nets.actor), critics.memory(nets)
     init, update_with = training(
@@ -192,15 +189,15 @@ def isac(
     return Learner(init, init_carry, act, greedy, update, learns_from="replay")
 
 
-def masac(spec: EnvSpec, cfg: MASACConfig, nets: critics.ActorCritic | None = None, **own_losses: Callable) -> Learner:
+def masac(spec: EnvSpec, cfg: SACConfig, nets: critics.ActorCritic | None = None, **own_losses: Callable) -> Learner:
     """MASAC: critics read the global state and everyone's actions. Arguments as for `isac`.
 
     >>> from jmarl import envs
     >>> env = envs.matrix_game([[8.0, -12.0], [-12.0, 0.0]])
-    >>> sorted(masac(env.spec, MASACConfig(hidden_sizes=(8,))).init(jax.random.key(0)).params)
+    >>> sorted(masac(env.spec, SACConfig(hidden_sizes=(8,))).init(jax.random.key(0)).params)
     ['actor', 'critic', 'log_alpha']
     """
-    return isac(spec, parts.require_central(cfg, "masac", "isac"), nets, **own_losses)
+    return isac(spec, parts.with_central_critic(cfg, "masac", "isac"), nets, **own_losses)
 
 
 # ----------------------------------------------------------------------------------------------------- the parts
@@ -221,6 +218,7 @@ class NormalOutput(nn.Module):
 
 def default_nets(spec: EnvSpec, cfg: SACConfig) -> critics.ActorCritic:
     """The networks that `cfg` describes."""
+    cfg = parts.with_critic_view(cfg, "obs")
     model, head = actor_critic.from_config(cfg)
     code, is_gaussian = critics.action_code(spec), cfg.action_distribution == "gaussian"
     critic = networks.ensemble(critics.network(spec, cfg, counterfactual=code.is_discrete), cfg.num_critics)
@@ -297,7 +295,9 @@ def training(
             )
             metrics = {**metrics, **alpha_metrics, **alpha_norm}
         step = state.step + 1
-        target_params = optax.incremental_update({name: state.params[name] for name in slow}, state.target_params, cfg.tau)
+        target_params = optax.incremental_update(
+            {name: state.params[name] for name in slow}, state.target_params, cfg.tau
+        )
         metrics["learning_rate"] = parts.as_metric(critic_rate(step))
         return state.replace(target_params=target_params, step=step), metrics
 
@@ -311,7 +311,7 @@ def _draw(nets: critics.ActorCritic, policy: Any, noise: Array) -> tuple[Array, 
     return (nets.code.encode(action), -policy.entropy()) if nets.code.is_discrete else (action, log_prob)
 
 
-def _validate(spec: EnvSpec, cfg: SACConfig) -> None:
+def _checked(spec: EnvSpec, cfg: SACConfig) -> SACConfig:
     checks.validate(cfg, SACConfig, spec)
     checks.require(cfg, ("alpha",), lambda x: x > 0, "be positive: it is a temperature, and its logarithm is kept")
     above = f"lie above log_std_min={cfg.log_std_min}: they are the bounds of the log deviation"
@@ -325,3 +325,4 @@ def _validate(spec: EnvSpec, cfg: SACConfig) -> None:
             f"and the temperature may run away. Leave it out for the usual target.",
             stacklevel=3,
         )
+    return parts.with_critic_view(cfg, "obs")

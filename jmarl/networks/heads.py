@@ -291,7 +291,9 @@ class TanhNormal:
     def entropy(self) -> Float[Array, "*batch"]:
         """No closed form: by Gauss-Hermite quadrature, differentiable."""
         nodes, weights = np.polynomial.hermite_e.hermegauss(_QUADRATURE_NODES)
-        z = self.z_mean + jnp.exp(self.z_log_std) * jnp.asarray(nodes, self.z_mean.dtype).reshape(-1, *[1] * self.z_mean.ndim)
+        z = self.z_mean + jnp.exp(self.z_log_std) * jnp.asarray(nodes, self.z_mean.dtype).reshape(
+            -1, *[1] * self.z_mean.ndim
+        )
         return -jnp.tensordot(jnp.asarray(weights / weights.sum(), self.z_mean.dtype), self.log_prob_of_z(z), axes=1)
 
     def mode(self) -> Float[Array, "*batch A"]:
