@@ -10,7 +10,7 @@ from turns import GAMMA, VALUES, turns
 
 import jmarl
 from jmarl import buffers, training
-from jmarl.learners import coma, critics, ddpg, sac
+from jmarl.learners import coma, ddpg, sac
 from jmarl.types import Env, EnvSpec, Outcome, zero_observation
 
 QUICK = {"gamma": GAMMA, "hidden_sizes": (16,), "sharing": "per_agent", "max_grad_norm": None}

@@ -6,8 +6,8 @@ action taken is its value less the policy's mean over one's own actions:
     A_i = Q(s, u) - Σ_a π_i(a) Q(s, (u₋ᵢ, a)),
     L(θ) = mean( -A_i log π_i(u_i) - c_H H(π_i) ),   L(φ) = mean( (Q_φ(s, u) - G)² ),
 
-with G the λ- or n-step returns of a slowly moving copy of the critic. Actors learn of agents that act, the critic of all
-whose steps count.
+with G the λ- or n-step returns of a slowly moving copy of the critic. Actors learn of agents that act, the critic of
+all whose steps count.
 
 References:
   Foerster et al., 2018, Counterfactual Multi-Agent Policy Gradients (https://arxiv.org/abs/1705.08926).
@@ -59,8 +59,8 @@ class COMANets(NamedTuple):
 
     Attributes:
       actor: a network over observations whose output is logits `[L, M, N, A]`.
-      critic: a network without memory over `(obs, own, others)`, one-hot actions `[L, M, N, A]` of each agent and of those
-        beside it: values `[L, M, N, A]` of each of its own. See `critics.network`.
+      critic: a network without memory over `(obs, own, others)`, one-hot actions `[L, M, N, A]` of each agent and of
+        those beside it: values `[L, M, N, A]` of each of its own. See `critics.network`.
     """
 
     actor: Network

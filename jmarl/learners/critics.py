@@ -29,8 +29,8 @@ from jmarl.types import (
     TrainState,
     Trajectory,
     Transition,
+    static,
 )
-from jmarl.types import static
 
 
 @config

@@ -21,7 +21,7 @@ References:
 """
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
