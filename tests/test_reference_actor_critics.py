@@ -15,7 +15,9 @@ import pytest
 from reference_data import assert_close, load, matching, tree
 from test_reference_ppo import spec_of, with_ids
 
-from jmarl.learners import coma, critics, ddpg, sac
+from jmarl.learners import critics, ddpg, sac
+from jmarl.learners.coma import COMAConfig, COMATargets, coma_loss, coma_targets, values
+from jmarl.learners.coma import default_nets as coma_nets
 from jmarl.networks import heads
 from jmarl.types import Observation, Trajectory, Transition
 
@@ -413,7 +415,7 @@ def coma_setup(z):
     obs_size, state_size = z["in/obs"].shape[-1], z["in/state"].shape[-1]
     env_spec = spec_of(obs_size + num_agents, state_size, num_agents, num_actions)
     critic = tree(z, "param/critic")
-    cfg = coma.COMAConfig(
+    cfg = COMAConfig(
         gamma=z["cfg/gamma"],
         lambda_=z["cfg/td_lambda"],
         ent_coef=z["cfg/ent_coef"],
@@ -448,7 +450,7 @@ def coma_setup(z):
     )
     batch = Trajectory(steps=steps, weight=wide(filled.astype(float)))
     order = critic_order(num_agents, num_actions, state_size, obs_size)
-    return cfg, coma.default_nets(env_spec, cfg), batch, actions, order
+    return cfg, coma_nets(env_spec, cfg), batch, actions, order
 
 
 def critic_order(num_agents, num_actions, state_size, obs_size):
@@ -479,13 +481,13 @@ def test_coma(kind, dtype):
     cfg = cfg.replace(returns="n_step" if kind == "nstep" else "td_lambda")
     params, target_params = (coma_params(tree(z, p), order) for p in ("param", "target_param"))
     batch_first = lambda x: np.moveaxis(np.asarray(x), 0, 1)  # noqa: E731
-    targets = jax.jit(lambda p: coma.coma_targets(p, batch, actions[1:], nets=nets, cfg=cfg))(target_params)
+    targets = jax.jit(lambda p: coma_targets(p, batch, actions[1:], nets=nets, cfg=cfg))(target_params)
     assert_close(batch_first(targets.value * batch.weight), z[f"out/{kind}_targets"], dtype)
 
     steps = batch.steps
-    q = jax.jit(lambda p: coma.values(p, steps.obs, steps.action, nets=nets))(params)
+    q = jax.jit(lambda p: values(p, steps.obs, steps.action, nets=nets))(params)
     assert_close(batch_first(q), z["out/q_values"][:, :-1], dtype)
-    loss = lambda p: coma.coma_loss(p, batch, targets, nets=nets, cfg=cfg)  # noqa: E731
+    loss = lambda p: coma_loss(p, batch, targets, nets=nets, cfg=cfg)  # noqa: E731
     grads, metrics = jax.jit(jax.grad(loss, has_aux=True))(params)
     assert_close(metrics["loss/actor"], z["out/actor_loss"], dtype)
     assert_close(metrics["policy/entropy"], z["out/entropy"], dtype)
@@ -512,9 +514,9 @@ def test_coma_of_single_steps_with_inactive_agents(dtype):
     cfg, nets, batch, _, order = coma_setup(z)
     steps = jax.tree.map(lambda x: x[:1], batch.steps)
     target, mask = jnp.asarray(z["in/xuance_returns_t0"])[None], jnp.asarray(z["in/xuance_agent_mask_t0"])[None]
-    targets = coma.COMATargets(value=target, epsilon=jnp.zeros(target.shape[:2]))
+    targets = COMATargets(value=target, epsilon=jnp.zeros(target.shape[:2]))
     batch = Trajectory(steps=steps.replace(obs=steps.obs.replace(agent_mask=mask)))
     params = coma_params(tree(z, "param"), order)
-    _, metrics = jax.jit(lambda p: coma.coma_loss(p, batch, targets, nets=nets, cfg=cfg))(params)
+    _, metrics = jax.jit(lambda p: coma_loss(p, batch, targets, nets=nets, cfg=cfg))(params)
     assert_close(metrics["loss/actor"], z["out/xuance_t0/actor_loss"], dtype)
     assert_close(metrics["loss/critic"], z["out/xuance_t0/critic_loss"], dtype)

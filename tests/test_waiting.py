@@ -1,6 +1,7 @@
 """Agents that wait, are dead, or are not there yet: their values are right, and what they see reaches no gradient."""
 
 import functools
+import inspect
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ from turns import GAMMA, VALUES, turns
 
 import jmarl
 from jmarl import buffers, training
-from jmarl.learners import coma, ddpg, sac
+from jmarl.learners import ddpg, sac
 from jmarl.types import Env, EnvSpec, Outcome, zero_observation
 
 QUICK = {"gamma": GAMMA, "hidden_sizes": (16,), "sharing": "per_agent", "max_grad_norm": None}
@@ -63,7 +64,7 @@ def test_coma_knows_what_a_turn_is_worth(options, team_reward):
     obs = steps_of(env)
     for action in (0, 1):
         actions = jnp.full((1, 4, 2), action)
-        q = coma.values(state.params, obs, actions, nets=coma.default_nets(env.spec, cfg))
+        q = values(state.params, obs, actions, nets=coma_nets(env.spec, cfg))
         taken = jnp.take_along_axis(q, actions[..., None], -1)[0, ..., 0]
         np.testing.assert_allclose(acting(taken), VALUES, atol=0.04)
 
@@ -123,8 +124,6 @@ def algorithms():
 
 def config_of(algorithm):
     """The config class that an algorithm's signature names, with small networks."""
-    import inspect
-
     cls = inspect.signature(algorithm).parameters["cfg"].annotation
     return cls(hidden_sizes=(4,))
 

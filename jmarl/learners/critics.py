@@ -1,8 +1,8 @@
 """Critics of actions: whose actions they read, what they remember, what they learn; and the learners that have them.
 
 An independent critic reads its agent's own view and action, a centralised one the state and everyone's actions. A
-counterfactual one has a value for each of its agent's own actions, and reads the others' alone. `network` knows which is
-which, and `Sequences` what actors and critics remember; a loss asks for outputs, values and targets.
+counterfactual one has a value for each of its agent's own actions, and reads the others' alone. `network` knows which
+is which, and `Sequences` what actors and critics remember; a loss asks for outputs, values and targets.
 """
 
 from collections.abc import Callable
@@ -35,9 +35,9 @@ from jmarl.types import (
 
 @config
 class CriticConfig(configs.OptimizerConfig, configs.NetworkConfig):
-    """What actors that learn from replay, by critics of actions, share. Actions are meant in units of half their range.
+    """What actors that learn from replay, by critics of actions, share. Actions count in units of half their range.
 
-    A critic of "obs" reads its agent's own view and action; one of the "state", or of "state_obs", everyone's actions too.
+    A critic of "obs" reads its agent's own view and action; one of the "state", or of "state_obs", everyone's actions.
     "auto" is obs, and the state for MADDPG, MATD3 and MASAC.
     """
 
@@ -101,9 +101,9 @@ class ActorCritic(NamedTuple):
     """Actors, and critics of actions.
 
     Attributes:
-      actor: a network over observations: an action before tanh, logits, or what else `distribution` reads, `[L, M, N, ..]`.
-      critic: a network over `(obs, own, others)`, coded actions `[L, M, N, A]` of each agent and of those beside it. Its
-        values are `[C, L, M, N]` of C critics, or `[C, L, M, N, A]`, one for each of an agent's own actions.
+      actor: a network over observations, to actions before tanh, logits, or what else `distribution` reads.
+      critic: a network over `(obs, own, others)`, coded actions `[L, M, N, A]` of each agent and of those beside it.
+        Its values are `[C, L, M, N]` of C critics, or `[C, L, M, N, A]`, one for each of an agent's own actions.
       code: how critics read actions.
       distribution: `(actor's output, action_mask) -> distribution`, over coded actions if they are continuous. A
         deterministic actor has one for discrete actions only.
@@ -118,23 +118,15 @@ class ActorCritic(NamedTuple):
 def network(spec: EnvSpec, cfg: Any, *, counterfactual: bool = False) -> Network:
     """One critic of `(obs, own, others)`, see `ActorCritic`, as `cfg.critic_view` and `cfg.mask_actions` say."""
     size = spec.num_actions or spec.action_size or 0
+    own_size, num_outputs = (0, size) if counterfactual else (size, None)
     is_central = cfg.critic_view != "obs"
-    if is_central:
-        num_features = size * spec.num_agents
-    else:
-        num_features = 0 if counterfactual else size
-    net = actor_critic.of_actions(
-        spec,
-        cfg,
-        view=cfg.critic_view,
-        num_features=num_features,
-        num_outputs=size if counterfactual else None,
-    )
+    num_features = size * spec.num_agents if is_central else own_size
+    net = actor_critic.of_actions(spec, cfg, view=cfg.critic_view, num_features=num_features, num_outputs=num_outputs)
 
     def features(own: Array, others: Array) -> Array:
         if is_central:
             return actor_critic.joint_actions(jnp.zeros_like(own) if counterfactual else own, others)
-        return own[..., :0] if counterfactual else own
+        return own[..., :own_size]
 
     def apply(params, carry, x, first):
         obs, own, others = x
@@ -278,7 +270,7 @@ Optimizers = dict[str, optax.GradientTransformation]  # by the name of the param
 def init_state(
     key: PRNGKeyArray, nets: ActorCritic, optimizers: Optimizers, targets: tuple[str, ...], **others: Params
 ) -> TrainState:
-    """Before the first step: `targets` name what slowly moving copies are kept of, `others` are parameters beside nets."""
+    """Before the first step. Slowly moving copies are kept of `targets`; `others` are parameters beside the nets'."""
     key_actor, key_critic = jax.random.split(key)
     params = {"actor": nets.actor.init(key_actor), "critic": nets.critic.init(key_critic), **others}
     return TrainState(

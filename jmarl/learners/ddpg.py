@@ -5,10 +5,11 @@ A critic learns the value of actions, an actor follows its slope:
     L(φ) = mean( (Q_φ(s, a) - y)² ),   y = r + γ Q⁻(s', μ⁻(s')),
     L(θ) = mean( -Q_φ(s, μ_θ(o)) ).
 
-Critics learn of all agents whose steps count, actors of those that act. Independent learners (IDDPG, ITD3) have critics of
-their own view and action, MADDPG's and MATD3's read the state and everyone's actions. TD3 takes the lowest of two critics in y, adds clipped noise to μ⁻(s'), and moves the actor and the
-targets at every second update only. With one agent these are DDPG and TD3. Discrete actions are one-hot vectors, and
-gradients pass through a straight-through Gumbel-softmax.
+Critics learn of all agents whose steps count, actors of those that act. Independent learners (IDDPG, ITD3) have critics
+of their own view and action, MADDPG's and MATD3's read the state and everyone's actions. TD3 takes the lowest of two
+critics in y, adds clipped noise to μ⁻(s'), and moves the actor and the targets at every second update only. With one
+agent these are DDPG and TD3. Discrete actions are one-hot vectors, and gradients pass through a straight-through
+Gumbel-softmax.
 
 References:
   Lillicrap et al., 2016, Continuous Control with Deep Reinforcement Learning (https://arxiv.org/abs/1509.02971).
@@ -21,7 +22,7 @@ References:
 """
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +37,7 @@ from jmarl.types import EnvSpec, Learner, Metrics, Numeric, Observation, Params,
 
 @config
 class DDPGConfig(critics.CriticConfig):
-    """Hyperparameters of IDDPG and MADDPG. A critic of "obs" reads its agent's own view and action, others all actions."""
+    """Hyperparameters of IDDPG and MADDPG."""
 
     gamma: Numeric = 0.95
     policy_delay: int = static(1)  # updates of the critics for one of actors and targets
@@ -123,8 +124,8 @@ def iddpg(
       spec: of the environment.
       cfg: hyperparameters.
       nets: your own networks; by default `default_nets(spec, cfg)`.
-      targets, critic_loss, actor_loss: your own in place of `ddpg_targets`, `critic_loss` and `ddpg_actor_loss`, with the
-        same arguments and results.
+      targets, critic_loss, actor_loss: your own in place of `ddpg_targets`, `critic_loss` and `ddpg_actor_loss`, with
+        the same arguments and results.
     """
     cfg = _checked(spec, cfg)
     nets = parts.choose_nets(nets, default_nets, spec, cfg)
@@ -284,7 +285,7 @@ def _relaxed(output: Array, obs: Observation, gumbel: Array | None, temperature:
     return heads.gumbel_softmax(logits, gumbel, temperature, straight_through=True)
 
 
-def _checked(spec: EnvSpec, cfg: DDPGConfig) -> DDPGConfig:
+def _checked(spec: EnvSpec, cfg: Any) -> DDPGConfig:
     checks.validate(cfg, DDPGConfig, spec)
     checks.require(cfg, ("gumbel_temperature",), lambda x: x > 0, "be positive: logits are divided by it")
     return parts.with_critic_view(cfg, "obs")

@@ -6,10 +6,9 @@ Actors maximise value and entropy, with the temperature α between them:
     L(θ) = mean( α log π_θ(a|o) - min Q_φ(s, a) ),   a ~ π_θ,
     L(α) = mean( -log α (log π(a|o) + H̄) ).
 
-Critics learn of all agents whose steps count, actors and α of those that act. Independent learners (ISAC) have critics of
-their own view and action, MASAC's read the state and everyone's actions.
-Discrete actions need no sample of one's own: expectations over the legal ones take its place, and a critic has a value
-for each. With one agent this is SAC.
+Critics learn of all agents whose steps count, actors and α of those that act. Independent learners (ISAC) have critics
+of their own view and action, MASAC's read the state and everyone's actions. Discrete actions need no sample of one's
+own: expectations over the legal ones take its place, and a critic has a value for each. With one agent this is SAC.
 
 References:
   Haarnoja et al., 2018, Soft Actor-Critic Algorithms and Applications (https://arxiv.org/abs/1812.05905).
@@ -149,8 +148,8 @@ def isac(
       spec: of the environment.
       cfg: hyperparameters.
       nets: your own networks; by default `default_nets(spec, cfg)`.
-      targets, critic_loss, actor_loss, alpha_loss: your own in place of `sac_targets`, `critic_loss`, `sac_actor_loss` and
-        `sac_alpha_loss`, with the same arguments and results.
+      targets, critic_loss, actor_loss, alpha_loss: your own in place of `sac_targets`, `critic_loss`, `sac_actor_loss`
+        and `sac_alpha_loss`, with the same arguments and results.
     """
     cfg = _checked(spec, cfg)
     nets = parts.choose_nets(nets, default_nets, spec, cfg)
@@ -311,7 +310,7 @@ def _draw(nets: critics.ActorCritic, policy: Any, noise: Array) -> tuple[Array, 
     return (nets.code.encode(action), -policy.entropy()) if nets.code.is_discrete else (action, log_prob)
 
 
-def _checked(spec: EnvSpec, cfg: SACConfig) -> SACConfig:
+def _checked(spec: EnvSpec, cfg: Any) -> SACConfig:
     checks.validate(cfg, SACConfig, spec)
     checks.require(cfg, ("alpha",), lambda x: x > 0, "be positive: it is a temperature, and its logarithm is kept")
     above = f"lie above log_std_min={cfg.log_std_min}: they are the bounds of the log deviation"

@@ -42,7 +42,7 @@ class Distribution(Protocol):
         """An action and its log-probability."""
 
     def from_noise(self, noise: Any) -> tuple[Any, Any]:
-        """The action that noise `[.., A]` makes, and its log-probability: both differentiable if actions are continuous.
+        """The action that noise `[.., A]` makes, and its log-probability; differentiable if actions are continuous.
 
         The noise is standard normal for continuous actions, Gumbel's for discrete ones.
         """
