@@ -356,7 +356,7 @@ def system_facts() -> dict[str, Any]:
 
     import jmarl
 
-    packages = ("jax", "jaxlib", "jaxmarl", "flax", "optax", "distrax")
+    packages = ("jax", "jaxlib", "jaxmarl", "flax", "optax")
     return {
         "versions": {"jmarl": jmarl.__version__, **{name: _version(name) for name in packages}},
         "git_commit": _git_commit(),

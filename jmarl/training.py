@@ -124,7 +124,9 @@ def rollout(
     trajectory = Trajectory(steps=steps, carry=run.carry, next_carry=carry, weight=counts)
     run = dataclasses.replace(
         run,
-        train_state=dataclasses.replace(run.train_state, env_steps=_count_on(exploration.count(run.train_state), length * num_envs)),
+        train_state=dataclasses.replace(
+            run.train_state, env_steps=_count_on(exploration.count(run.train_state), length * num_envs)
+        ),
         env_state=env_state,
         obs=obs,
         first=first,
