@@ -137,9 +137,8 @@ def probe(kind: str, *, num_agents: int = 1, num_steps: int | None = None) -> En
         if kind == "delayed":
             return jnp.tile(jax.nn.one_hot(time, length), (num_agents, 1))
         if kind == "memory":  # the cue, and whether to answer now
-            return jnp.stack(
-                [jnp.where(time == 0, cue, 0), jnp.full(num_agents, time == length - 1, cue.dtype)], axis=-1
-            )
+            is_asked = jnp.full(num_agents, time == length - 1, cue.dtype)
+            return jnp.stack([jnp.where(time == 0, cue, 0), is_asked], axis=-1)
         return cue[:, None]
 
     def reward(cue: Array, time: Array, action: Array) -> Array:

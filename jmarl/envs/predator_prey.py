@@ -158,7 +158,7 @@ def predator_prey(
 
     @usual_flags()
     def step(state: PredatorPreyState, action: Array, key: Array) -> tuple[PredatorPreyState, Observation, Outcome]:
-        action = action.astype(jnp.int32)
+        action = jnp.asarray(action, jnp.int32)
         luck = jax.random.uniform(key, (num_predators + 4 * num_prey,))
         is_captured, is_missed, leaves = _catch(is_beside(state) & (action == CATCH)[:, None])
 
