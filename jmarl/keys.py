@@ -4,10 +4,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, Key
 
 
-def as_key(key: Any) -> PRNGKeyArray:
+def as_key(key: Any) -> Key[Array, "..."]:
     """A typed key, also from the older kind, `jax.random.PRNGKey(0)`; many at once where the array has leading axes.
 
     >>> as_key(jax.random.PRNGKey(0)) == jax.random.key(0)

@@ -159,7 +159,7 @@ def _check_array(where: str, name: str, value: Any, shape: tuple[Any, ...], dtyp
     if value.shape != shape:
         raise ValueError(f"{spec.name}: {where} returns {name} of shape {value.shape}; the spec asks for {shape}.")
     # Where jax computes in 64 bits, so does an environment that does not say otherwise.
-    dtypes = (dtype, jnp.float64) if dtype == jnp.float32 and jax.config.jax_enable_x64 else (dtype,)
+    dtypes = (dtype, jnp.result_type(float)) if dtype == jnp.float32 else (dtype,)
     if value.dtype not in dtypes or value.weak_type:
         weak = "weakly typed " if value.weak_type else ""
         raise TypeError(
@@ -208,9 +208,10 @@ def _play(env: Env, key: PRNGKeyArray) -> None:
             break
         num_ends = np.where(seen.agent_mask, np.where(told.terminated, num_ends + 1, 0), num_ends)
         if num_ends.max() >= _MOST_ENDS:
+            agent = spec.agents[num_ends.argmax()]
             raise ValueError(
-                f"{spec.name}: {spec.agents[num_ends.argmax()]} was terminated on {_MOST_ENDS} steps in a row, up to step "
-                f"{t}, and acted on each: once its return has ended for good, its obs.agent_mask must be False."
+                f"{spec.name}: {agent} acted and was terminated on {_MOST_ENDS} steps in a row, up to step {t}: once "
+                f"its return has ended for good, its obs.agent_mask must be False."
             )
     else:
         advice = "" if spec.max_steps is None else ", which is spec.max_steps: make it last there, or max_steps larger"
@@ -224,7 +225,7 @@ def _play(env: Env, key: PRNGKeyArray) -> None:
 
 def _random_action(obs: Observation, spec: EnvSpec, rng: np.random.Generator) -> np.ndarray:
     if obs.action_mask is None:
-        return rng.uniform(spec.action_low, spec.action_high).astype(np.float32)
+        return rng.uniform(np.array(spec.action_low), np.array(spec.action_high)).astype(np.float32)
     # An agent that does not act may have no legal action; what it is given then should not matter.
     is_legal = np.asarray(obs.action_mask)
     return np.where(is_legal, rng.uniform(size=is_legal.shape), -1).argmax(axis=-1).astype(np.int32)

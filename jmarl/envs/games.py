@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from jmarl.envs.flags import usual_flags
 from jmarl.types import Env, EnvSpec, Observation, Outcome
 
 PROBES = ("constant", "observation", "delayed", "action", "action_observation", "memory", "time_limit", "continuous")
@@ -206,6 +207,7 @@ def _game(
             agent_mask=jnp.ones(num_agents, bool),
         )
 
+    @usual_flags  # in 64 bits jax would draw other cues
     def reset(key: Array) -> tuple[_State, Observation]:
         state = jax.random.rademacher(key, (num_agents,), jnp.float32), jnp.int32(0)
         return state, observation(state)

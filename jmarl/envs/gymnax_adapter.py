@@ -20,7 +20,7 @@ def names() -> list[str]:
     return list(gymnax.registered_envs)
 
 
-@usual_flags()
+@usual_flags
 def make(name: str, options: dict[str, Any], **views: Any) -> Env:
     """gymnax's environment `name`. Options are its constructor's arguments or fields of its parameters."""
     from gymnax import registration
@@ -36,7 +36,7 @@ def make(name: str, options: dict[str, Any], **views: Any) -> Env:
     return stack(name, _agent_dicts(env, params), **views)
 
 
-@usual_flags()
+@usual_flags
 def from_gymnax(
     env: object,
     params: Any = None,

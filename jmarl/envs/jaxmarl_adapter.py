@@ -225,7 +225,7 @@ def refusal(name: str) -> str | None:
     return None
 
 
-@usual_flags()
+@usual_flags
 def make(name: str, options: dict[str, Any], **views: Any) -> Env:
     """JaxMARL's environment `name`; `views` are arguments of `stack`."""
     _refuse_pickles(name, options)
@@ -244,7 +244,7 @@ def make(name: str, options: dict[str, Any], **views: Any) -> Env:
     return stack(name, _agent_dicts(constructor(**options), family, shaped_reward), **views)
 
 
-@usual_flags()
+@usual_flags
 def from_jaxmarl(
     env: object,
     *,
@@ -472,7 +472,7 @@ def _arguments(constructor: Any, environments: Any) -> list[str]:
     return found
 
 
-@usual_flags()
+@usual_flags
 def _import_environments() -> Any:
     """`jaxmarl.environments`, imported in silence: it takes seconds and prints about its submodules."""
     with _silence():

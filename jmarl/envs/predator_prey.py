@@ -150,13 +150,13 @@ def predator_prey(
             agent_mask=is_here,
         )
 
-    @usual_flags()
+    @usual_flags
     def reset(key: Array) -> tuple[PredatorPreyState, Observation]:
         cell = _distinct(key, num_predators + num_prey, outside)
         state = PredatorPreyState(predators=cell[:num_predators], prey=cell[num_predators:], time=jnp.int32(0))
         return state, observe(state)
 
-    @usual_flags()
+    @usual_flags
     def step(state: PredatorPreyState, action: Array, key: Array) -> tuple[PredatorPreyState, Observation, Outcome]:
         action = jnp.asarray(action, jnp.int32)
         luck = jax.random.uniform(key, (num_predators + 4 * num_prey,))

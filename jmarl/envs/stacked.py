@@ -64,7 +64,7 @@ class AgentDicts(NamedTuple):
     unwrapped: Any = None
 
 
-@usual_flags()
+@usual_flags
 def stack(name: str, env: AgentDicts, *, agent_ids: bool, time_limit: str, flatten: bool) -> Env:
     """`env` as an `Env` of stacked arrays."""
     if time_limit not in TIME_LIMITS:
@@ -117,12 +117,12 @@ def stack(name: str, env: AgentDicts, *, agent_ids: bool, time_limit: str, flatt
         lambda a, b: a.dtype if a.dtype == b.dtype else jnp.promote_types(a.dtype, b.dtype), state_aval, next_aval
     )
 
-    @usual_flags()
+    @usual_flags
     def reset(key: Array) -> tuple[Any, Observation]:
         views, state = env.reset(key)
         return _strong(state, dtypes), observe(views, state)
 
-    @usual_flags()
+    @usual_flags
     def step(state: Any, action: Array, key: Array) -> tuple[Any, Observation, Outcome]:
         action = jnp.asarray(action, actions.dtype)  # what a user's argmax found in 64 bits
         views, state, rewards, terminated, last, info = raw_step(state, action, key)
