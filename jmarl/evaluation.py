@@ -89,7 +89,7 @@ def evaluate(
     return {name: jnp.where(is_finite, x, jnp.nan) for name, x in metrics.items()}
 
 
-def info_metrics(prefix: str, info: Mapping[str, Any]) -> Metrics:
+def info_metrics(prefix: str, info: Mapping[str, Any]) -> dict[str, Any]:
     """An environment's info under names of the log that are never those of what jmarl measures.
 
     "won" is PREFIXwon, and {"foe": {"lives": 2.0}} is PREFIXfoe/lives. A name whose first part is return_sum,
