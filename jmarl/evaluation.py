@@ -1,6 +1,5 @@
 """Greedy evaluation over a fixed number of finished episodes, also of one team against another."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, PRNGKeyArray
 
-from jmarl.keys import as_key
-from jmarl.types import Env, Learner, Metrics, Observation, TrainState
+from jmarl import keys, masks, metrics
+from jmarl.types import Env, Learner, Metrics, TrainState
 
 # The first parts of names that jmarl itself measures, or keeps for those that clash with them.
 _MEASURED = ("return_sum", "return_mean", "return", "episode_length", "info")
@@ -41,7 +40,7 @@ def evaluate(
       Means over the episodes: "eval/return_sum" and "eval/return_mean" over agents, "eval/return/NAME" of each
       agent, "eval/episode_length", and the environment's own info, such as "eval/won", named as by `info_metrics`.
     """
-    key = as_key(key)
+    key = keys.as_key(key)
     if num_episodes < 1:
         raise ValueError(f"num_episodes={num_episodes} must be at least 1.")
     max_steps = env.spec.max_steps if max_steps is None else max_steps
@@ -55,9 +54,9 @@ def evaluate(
     is_finite = _all_finite(state)
 
     def play_step(t, env_state, obs, carry):
-        action, carry = learner.greedy(state, carry, _of_those_who_act(obs), jnp.full(num_episodes, t == 0))
-        keys = jax.random.split(jax.random.fold_in(key, t), num_episodes)
-        env_state, obs, outcome = jax.vmap(env.step)(env_state, action, keys)
+        action, carry = learner.greedy(state, carry, masks.readable(obs), jnp.full(num_episodes, t == 0))
+        keys_env = jax.random.split(jax.random.fold_in(key, t), num_episodes)
+        env_state, obs, outcome = jax.vmap(env.step)(env_state, action, keys_env)
         return env_state, obs, carry, outcome
 
     def step(play):
@@ -78,15 +77,20 @@ def evaluate(
     def is_unfinished(play):
         return play[4].any() & (play[0] < max_steps)
 
+    def mean_known(x):
+        """Over the episodes that ended and told a number."""
+        is_known = ~going_on & ~jnp.isnan(x)
+        return metrics.mean(jnp.sum(jnp.where(is_known, x, 0)), jnp.sum(is_known))
+
     _, _, _, _, going_on, returns, length, info = jax.lax.while_loop(is_unfinished, step, play)
-    metrics = {
+    measured = {
         "eval/return_sum": jnp.mean(jnp.sum(returns, axis=-1)),
         "eval/return_mean": jnp.mean(returns),
         **{f"eval/return/{agent}": jnp.mean(returns[:, i]) for i, agent in enumerate(env.spec.agents)},
         "eval/episode_length": jnp.mean(length.astype(jnp.float32)),
-        **{name: _mean_where(~going_on & ~jnp.isnan(x), x) for name, x in info_metrics("eval/", info).items()},
+        **{name: mean_known(x) for name, x in info_metrics("eval/", info).items()},
     }
-    return {name: jnp.where(is_finite, x, jnp.nan) for name, x in metrics.items()}
+    return {name: jnp.where(is_finite, x, metrics.missing()) for name, x in measured.items()}
 
 
 def info_metrics(prefix: str, info: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,24 +119,12 @@ def flat_info(info: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _mean_where(is_known: Bool[Array, "E"], x: Array) -> Array:
-    """NaN where nothing is known, and no NaN on the way there: jax's debugging flag would stop at it."""
-    num = jnp.sum(is_known)
-    return jnp.where(num > 0, jnp.sum(jnp.where(is_known, x, 0)) / jnp.maximum(num, 1).astype(x.dtype), jnp.nan)
-
-
 def _all_finite(state: Any) -> Bool[Array, ""]:
     """Whether all parameters are, in a `TrainState` or in a tuple of them."""
     learnt = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, TrainState))
     params = [x for s in learnt for x in jax.tree.leaves(s.params if isinstance(s, TrainState) else s)]
     finite = [jnp.isfinite(x).all() for x in params if jnp.issubdtype(jnp.result_type(x), jnp.inexact)]
     return jnp.stack(finite).all() if finite else jnp.bool_(True)
-
-
-def _of_those_who_act(obs: Observation) -> Observation:
-    """Views that are not finite, of agents that do not act, are read as zeros: a network may remember or join them."""
-    acts = obs.agent_mask.reshape(obs.agent_mask.shape + (1,) * (obs.agents.ndim - obs.agent_mask.ndim))
-    return dataclasses.replace(obs, agents=jnp.where(acts | jnp.isfinite(obs.agents), obs.agents, 0))
 
 
 def teams(learners: Sequence[Learner], members: Sequence[Sequence[int]]) -> Learner:
@@ -167,15 +159,14 @@ def teams(learners: Sequence[Learner], members: Sequence[Sequence[int]]) -> Lear
         return jnp.stack([actions[k][:, agent] for agent, k in enumerate(whose)], axis=1)
 
     def init(key):
-        keys = jax.random.split(as_key(key), len(learners))
-        return tuple(learner.init(k) for learner, k in zip(learners, keys, strict=True))
+        each = zip(learners, jax.random.split(keys.as_key(key), len(learners)), strict=True)
+        return tuple(learner.init(k) for learner, k in each)
 
     def init_carry(batch_shape):
         return tuple(learner.init_carry(batch_shape) for learner in learners)
 
     def act(state, carry, obs, first, key):
-        keys = jax.random.split(key, len(learners))
-        each = zip(learners, state, carry, keys, strict=True)
+        each = zip(learners, state, carry, jax.random.split(key, len(learners)), strict=True)
         actions, carry, extras = zip(*[learner.act(s, c, obs, first, k) for learner, s, c, k in each], strict=True)
         return choose(actions), carry, extras
 

@@ -1,26 +1,24 @@
-"""Random keys, as callers give them."""
+"""Random keys, as a user gives them."""
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Key
+from jaxtyping import PRNGKeyArray
+
+__all__ = ["as_key"]
 
 
-def as_key(key: Any) -> Key[Array, "..."]:
-    """A typed key, also from the older kind, `jax.random.PRNGKey(0)`; many at once where the array has leading axes.
+def as_key(key: Any) -> PRNGKeyArray:
+    """A typed key; one of the old kind, `jax.random.PRNGKey(0)`, becomes one.
 
     >>> as_key(jax.random.PRNGKey(0)) == jax.random.key(0)
     Array(True, dtype=bool)
-    >>> as_key(0)
-    Traceback (most recent call last):
-    TypeError: key=0 must be a typed key: jax.random.key(0).
     """
-    dtype, shape = getattr(key, "dtype", None), getattr(key, "shape", ())
-    if dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key):
+    dtype, shape = getattr(key, "dtype", None), getattr(key, "shape", None)
+    if dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key) and shape == ():
         return key
-    words = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0))).shape
-    if dtype == jnp.uint32 and shape[-1:] == words:
-        return jax.random.wrap_key_data(jnp.asarray(key))
-    given = f"{dtype}{list(shape)}" if shape else repr(key)
-    raise TypeError(f"key={given} must be a typed key: jax.random.key(0).")
+    if dtype == jnp.uint32 and shape == (2,):
+        return jax.random.wrap_key_data(key)
+    what = f"{dtype} of shape {shape}" if dtype is not None else f"{type(key).__name__} {key!r}"
+    raise TypeError(f"key is {what}: give a key, such as jax.random.key(0).")

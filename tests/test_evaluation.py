@@ -92,6 +92,16 @@ def test_scalars_of_every_kind_reach_the_metrics_by_their_path():
     assert all(x.dtype == jnp.float32 for x in told.values())
 
 
+def test_training_names_and_casts_what_an_environment_tells_alike():
+    env = telling(lambda t: {"return_sum": jnp.int32(-99), "won": t == 2, "foe": {"lives": jnp.int8(3)}})
+    learner = jmarl.random_policy(env.spec, jmarl.RandomConfig())
+    run = jmarl.training.start(env, learner, jax.random.key(0), num_envs=2)
+    metrics = jmarl.rollout(env, learner, run, length=6)[2]
+    told = {name: float(x) for name, x in metrics.items() if name.startswith("train/")}
+    assert told.pop("train/return_sum") == 6 and told.pop("train/episode_length") == 3
+    assert told == {"train/return_mean": 3, "train/info/return_sum": -99, "train/won": 1, "train/foe/lives": 3}
+
+
 def test_the_rule_of_names_is_the_same_under_any_prefix():
     info = {"a": 1, "return": {"a": 2}, "returns": 3, "info": 4}
     expected = {"train/a": 1, "train/info/return/a": 2, "train/returns": 3, "train/info/info": 4}

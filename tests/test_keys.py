@@ -1,7 +1,5 @@
 """Keys as callers give them."""
 
-import doctest
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,21 +15,21 @@ def test_a_typed_key_is_itself():
 
 def test_older_keys_draw_what_typed_ones_draw():
     many = jnp.stack([jax.random.PRNGKey(0), jax.random.PRNGKey(1)])
-    assert keys.as_key(many).shape == (2,)
     for old in (jax.random.PRNGKey(1), np.asarray(jax.random.PRNGKey(1)), many[1]):
         drawn = jax.jit(lambda old: jax.random.uniform(keys.as_key(old)))(old)
         assert drawn == jax.random.uniform(jax.random.key(1))
+        assert keys.as_key(old) == jax.random.key(1)
 
 
 @pytest.mark.parametrize(
     ("key", "given"),
-    [(0, "0"), (np.int64(7), r"np.int64\(7\)"), (None, "None"), (jnp.zeros(2), r"float32\[2\]")],
+    [
+        (0, "int 0"),
+        (np.int64(7), r"int64 of shape \(\)"),
+        (None, "NoneType None"),
+        (jnp.zeros(2), "float32 of shape .2,."),
+    ],
 )
 def test_anything_else_is_refused_in_a_sentence(key, given):
-    with pytest.raises(TypeError, match=f"^key={given} must be a typed key: jax.random.key\\(0\\).$"):
+    with pytest.raises(TypeError, match=f"^key is {given}: give a key, such as jax.random.key\\(0\\).$"):
         keys.as_key(key)
-
-
-def test_examples_in_docstrings_run():
-    failed, attempted = doctest.testmod(keys)
-    assert attempted and not failed

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
+from jmarl import keys
 from jmarl.evaluation import flat_info
-from jmarl.keys import as_key
 from jmarl.types import Env, EnvSpec, Observation, Outcome
 
 _MOST_STEPS = 10_000  # played of an episode whose length the spec does not limit
@@ -56,7 +56,7 @@ def check_env(env: Env, *, play: bool = False, key: PRNGKeyArray | None = None) 
     _check_same_avals("env_state", state, next_state, spec)
     _check_same_avals("obs", obs, next_obs, spec)
     if play:
-        _play(env, jax.random.key(0) if key is None else as_key(key))
+        _play(env, jax.random.key(0) if key is None else keys.as_key(key))
     return env
 
 
