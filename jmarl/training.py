@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
-from jmarl import configs, exploration, keys, masks, metrics, parallel
+from jmarl import configs, evaluation, exploration, keys, masks, metrics, parallel
 from jmarl.deprecation import renamed_arguments
 from jmarl.learners import checks
 from jmarl.types import (
@@ -122,6 +122,7 @@ def rollout(
     env_state, obs, first, carry, is_over, _ = state
     returns, steps_so_far, measured = _count_episodes(run.episodes, steps.reward, steps.last, info)
     trajectory = Trajectory(steps=steps, carry=run.carry, next_carry=carry, weight=counts)
+    env_steps = _count_on(exploration.count(run.train_state), length * num_envs)
     run = dataclasses.replace(
         run,
         train_state=dataclasses.replace(
@@ -161,7 +162,7 @@ def where_last(last: Array, ended: Any, going_on: Any) -> Any:
 
 
 def _count_episodes(
-    episodes: EpisodeStats, reward: Array, last: Array, info: Mapping[str, Array]
+    episodes: EpisodeStats, reward: Array, last: Array, info: Mapping[str, Any]
 ) -> tuple[Array, Array, Metrics]:
     """Returns and lengths of the episodes under way, and means over those that finished.
 
@@ -181,13 +182,9 @@ def _count_episodes(
         "train/return_mean": metrics.mean(jnp.mean(jnp.sum(total, axis=0)), num),
         "train/episode_length": metrics.mean(jnp.sum(total_length), num),
     }
-    told = {name: metrics.mean(jnp.sum(jnp.where(last, x, 0)), num) for name, x in info.items()}
-    return returns, length - total_length, {**_named(told, measured), **measured}
-
-
-def _named(told: Metrics, measured: Metrics) -> Metrics:
-    """What an environment tells of its episodes, beside what is measured of them: that is not replaced."""
-    return {f"train/info/{name}" if f"train/{name}" in measured else f"train/{name}": x for name, x in told.items()}
+    told = evaluation.info_metrics("train/", info)
+    measured |= {name: metrics.mean(jnp.sum(jnp.where(last, x, 0)), num) for name, x in told.items()}
+    return returns, length - total_length, measured
 
 
 # --------------------------------------------------------------------------------------------------------- loops
