@@ -19,7 +19,7 @@ import pytest
 import command_line
 import jmarl
 import train
-from jmarl import PPOConfig, PQNConfig, QConfig, buffers, checkpoint, envs
+from jmarl import PPOConfig, PQNConfig, QConfig, buffers, checkpoint, envs, saving
 
 GAME = envs.matrix_game([[1.0, 0.0], [0.0, 3.0]], num_steps=3)
 MEMORY = envs.probe("memory", num_agents=2, num_steps=3)  # the start state is drawn, so keys matter
@@ -163,9 +163,9 @@ def test_a_run_that_was_killed_while_it_saved_goes_on_as_if_nothing_had_happened
 
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew_and_says_so(whole, tmp_path, capsys):
     def die(*_):
-        raise RuntimeError("died")
+        raise KeyboardInterrupt  # what is raised otherwise would be saved first
 
-    with pytest.raises(RuntimeError, match="died"):
+    with pytest.raises(KeyboardInterrupt):
         run_in(tmp_path, callback=die)
     assert checkpoint.steps(tmp_path / "checkpoints") == []
     require_identical(run_in(tmp_path, resume=True), whole[0])
@@ -207,7 +207,7 @@ def test_a_score_is_beaten_only_by_a_higher_one():
         return jmarl.running.Best(train_state=learner, score=jnp.array(scores))
 
     old, new = best(1.0, 2.0, 3.0, np.nan), best(2.0, 2.0, np.nan, 4.0)
-    kept = jmarl.running._better(old, new)
+    kept = saving.better(old, new, np.ones(4, bool))
     np.testing.assert_array_equal(kept.score, [2.0, 2.0, 3.0, 4.0])
     np.testing.assert_array_equal(kept.train_state.params["w"][:, 0], kept.score)
     assert (
@@ -220,8 +220,8 @@ def test_a_score_is_beaten_only_by_a_higher_one():
 def test_another_run_is_not_resumed_and_none_is_overwritten(whole):
     _, folder = whole
     before = written(folder)
-    with pytest.raises(ValueError, match=r"num_iterations is 12 in the checkpoint, but 13 here"):
-        run_in(folder, resume=True, num_iterations=13)
+    with pytest.raises(ValueError, match=r"num_iterations is 12 in the checkpoint, but 11 here"):
+        run_in(folder, resume=True, num_iterations=11)
     with pytest.raises(ValueError, match=r"best is eval/return_sum in the checkpoint, but eval/return_mean here"):
         run_in(folder, resume=True, best="eval/return_mean")
     with pytest.raises(FileExistsError, match=r"checkpoints exists already: resume the run"):
@@ -232,7 +232,7 @@ def test_another_run_is_not_resumed_and_none_is_overwritten(whole):
 def test_the_metric_of_the_best_must_be_measured(tmp_path):
     options = jmarl.Checkpointing(tmp_path / "checkpoints", best="eval/won")
     with pytest.raises(ValueError, match=r"best='eval/won' is not measured: choose one of eval/a, eval/b"):
-        jmarl.running._Saver(options, None, dict.fromkeys(["eval/b", "eval/a"]), {})
+        saving.Saver(options, None, dict.fromkeys(["eval/b", "eval/a"]), {})
     assert not (tmp_path / "checkpoints").exists()
 
 

@@ -63,7 +63,7 @@ def test_json_of_a_killed_run_is_complete(tmp_path):
 
 
 def test_json_that_takes_long_to_write_is_written_less_often(tmp_path, monkeypatch):
-    now, saved_at, replace = 0.0, [], logging._replace
+    now, saved_at, replace = 0.0, [], logging.files.replace
 
     def slowly(*file):
         nonlocal now
@@ -71,7 +71,7 @@ def test_json_that_takes_long_to_write_is_written_less_often(tmp_path, monkeypat
         now += 2.0
         replace(*file)
 
-    monkeypatch.setattr(logging, "_replace", slowly)
+    monkeypatch.setattr(logging.files, "replace", slowly)
     monkeypatch.setattr(logging, "time", types.SimpleNamespace(monotonic=lambda: now))
     sink = logging.json_file(tmp_path / "metrics.json", every_s=5.0)
     sink.start(INFO)
