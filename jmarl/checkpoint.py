@@ -180,14 +180,15 @@ def restore(folder: str | os.PathLike[str], like: Any, *, step: int | None = Non
     """
     folder, step = _find(folder, step)
     prefix = f"{part}." if part else ""
-    known = {
-        name.removeprefix(prefix): leaf for name, leaf in _facts(folder, step)[0].items() if name.startswith(prefix)
-    }
+    leaves, _ = _facts(folder, step)
+    saved = {_current(name): name for name in leaves}
+    known = {name.removeprefix(prefix): leaves[saved[name]] for name in saved if name.startswith(prefix)}
     wanted = {name: _leaf(x) for name, x in by_name(jax.eval_shape(lambda x: x, like)).items()}
     _require_equal(known, wanted)
-    arrays = _read(folder, step, {f"{prefix}{name}": leaf for name, leaf in known.items()})
-    leaves = [_to_jax(arrays[f"{prefix}{name}"], known[name]) for name in wanted]
-    return jax.tree.unflatten(jax.tree.structure(like), leaves)
+    arrays = _read(folder, step, {saved[f"{prefix}{name}"]: leaf for name, leaf in known.items()})
+    return jax.tree.unflatten(
+        jax.tree.structure(like), [_to_jax(arrays[saved[f"{prefix}{name}"]], known[name]) for name in wanted]
+    )
 
 
 def describe(folder: str | os.PathLike[str], step: int | None = None) -> dict[str, Any]:
@@ -281,6 +282,11 @@ def by_name(tree: Any) -> dict[str, Any]:
     if len(by_name) < len(leaves):
         raise ValueError("Two arrays have the same name: let no key of the tree hold a dot.")
     return by_name
+
+
+def _current(name: str) -> str:
+    """The name that a leaf has now: what a run has learnt was its `learner` before 0.1."""
+    return re.sub(r"^(run|best)\.learner\.", r"\1.train_state.", name)
 
 
 def _is_key(x: Any) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array
 
-from jmarl import evaluation, parallel
+from jmarl import evaluation, parallel, saving
 from jmarl import metrics as metrics_module
 from jmarl.types import Env, Loop, Metrics, RunState, static
 
@@ -124,12 +124,17 @@ def _in_place(chunk: Callable) -> Callable:
 
 
 class Batch:
-    """This process's rows on their way: in one piece that stays on the devices, or in several that take turns there."""
+    """This process's rows on their way: in one piece that stays on the devices, or in several that take turns there.
+
+    Attributes:
+      example: shapes of their state.
+      pieces: states.
+    """
 
     def __init__(self, functions: Functions, placement: parallel.Placement, swept: Any, memory_limit: int | None):
         self._functions, self._placement, self._swept = functions, placement, swept
-        self._example = _resized(functions.example, len(functions.example.first) // jax.process_count())
-        self._lowered = functions.chunk.lower(self._example, 1, swept)
+        self.example = _resized(functions.example, len(functions.example.first) // jax.process_count())
+        self._lowered = functions.chunk.lower(self.example, 1, swept)
         self._limit = memory_limit or 0.9 * parallel.memory_of(placement.devices)
         self.pieces: list[RunState] = []
 
@@ -181,7 +186,7 @@ class Batch:
 
     def _cut(self, tree: Any, num: int) -> list[Any]:
         """`num` trees of equally many rows."""
-        size = len(self._example.first) // num
+        size = len(self.example.first) // num
         parts = [slice(i * size, (i + 1) * size) for i in range(num)]
         return [tree] if num == 1 else [jax.tree.map(lambda x, part=part: x[part], tree) for part in parts]
 
@@ -190,7 +195,7 @@ class Batch:
 
     def _compile_what_fits(self) -> tuple[Any, int]:
         """The chunk of the smallest number of pieces of which each fits, and that number."""
-        placement, num_rows = self._placement, len(self._example.first)
+        placement, num_rows = self._placement, len(self.example.first)
         num_devices = len(placement.devices)
         largest_cut = num_rows // (num_devices if placement.shard == "seeds" else 1)
         needed_whole = 0.0
@@ -199,13 +204,13 @@ class Batch:
                 continue  # memory falls no faster than rows: this is not worth compiling
             lowered = self._lowered
             if num > 1:
-                one = _resized(self._example, num_rows // num), 1, self._cut(self._swept, num)[0]
+                one = _resized(self.example, num_rows // num), 1, self._cut(self._swept, num)[0]
                 lowered = self._functions.chunk.lower(*one)
             compiled = lowered.compile(compiler_options(1))
             needed = parallel.memory_needed(compiled)
             needed_whole = max(needed_whole, needed * num)
             # The host of a CPU is the device: those that wait are in the way.
-            waiting = (num - 1) * _bytes(self._example) / num / num_devices if jax.default_backend() == "cpu" else 0
+            waiting = (num - 1) * _bytes(self.example) / num / num_devices if jax.default_backend() == "cpu" else 0
             if needed + waiting <= self._limit:
                 if num > 1:
                     parallel.say(
@@ -262,7 +267,7 @@ class Means:
         """Each metric by name, NaN where nothing was measured."""
         total, count = np.asarray(self.total), np.asarray(self.count)
         means = np.where(count > 0, total / np.maximum(count, 1).astype(total.dtype), np.nan).astype(total.dtype)
-        return dict(zip(self.names, np.moveaxis(means, -1, 0), strict=True))
+        return {name: means[..., i] for i, name in enumerate(self.names)}
 
 
 def _make_chunk(loop: Loop, cfg: Any):

@@ -23,6 +23,9 @@ from jmarl.types import Env, Loop, RunState, TrainState
 __all__ = ["Best", "Checkpointing", "Evaluation", "run"]
 
 
+_MOST = 2**31 - 1  # iterations that a compiled chunk can count
+
+
 class Evaluation(NamedTuple):
     """How `run` evaluates: `num_episodes` greedy episodes per seed, every `every` chunks and at the end.
 
@@ -99,11 +102,14 @@ def run(
         checkpoint = checkpoint._replace(folder=files.absolute(checkpoint.folder))
     resumed = saving.begun(checkpoint)
     if iterations_per_chunk is None:
-        iterations_per_chunk = int(resumed.get("iterations_per_chunk", max(1, _whole(num_iterations) // 100)))
+        by_default = min(max(1, (_whole(num_iterations) or 0) // 100), _MOST)
+        iterations_per_chunk = int(resumed.get("iterations_per_chunk", by_default))
     counts = {"num_iterations": num_iterations, "iterations_per_chunk": iterations_per_chunk, "num_seeds": num_seeds}
     if evaluation is not None:
         counts |= {"evaluation.every": evaluation.every, "evaluation.num_episodes": evaluation.num_episodes}
     _require_counts(**counts)
+    if iterations_per_chunk > _MOST:
+        raise ValueError(f"iterations_per_chunk={iterations_per_chunk} must be at most {_MOST}.")
     if seed_axis not in (None, "vmap", "map"):
         raise ValueError(f"seed_axis={seed_axis!r} is not known: choose 'vmap' or 'map'.")
     if checkpoint is not None and not checkpoint.every_s >= 0:  # NaN is not, either
@@ -136,6 +142,8 @@ def run(
     _report_replay(example.buffer, num_rows)
     # Everything is traced before anything is opened: what cannot run is refused here.
     batch = rows.Batch(functions, placement, parallel.mine(values), memory_limit)
+    if initial is not None:
+        jax.eval_shape(saving.warm_start, batch.example, initial)
     saver = None
     if checkpoint is not None:
         measured = (

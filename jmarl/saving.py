@@ -85,7 +85,7 @@ class Saver:
         self._best: Best | None = None
         self.is_begun = options.resume  # until a new run has sinks, it may be refused
         self._saved_at, self._saved_time = 0, time.monotonic()
-        self._is_told = False
+        self._is_writing, self._is_told = False, False
         self._writer = None
         if parallel.is_first_process():
             self._writer = checkpoint_module.Writer(options.folder, keep=options.keep, resume=options.resume)
@@ -134,7 +134,7 @@ class Saver:
         except OSError as error:
             self._tell(error)
         else:
-            self._saved_at = progress.done
+            self._saved_at, self._is_writing = progress.done, True
 
     def wait(self) -> None:
         """Returns when the last save is complete, or has failed."""
@@ -145,7 +145,8 @@ class Saver:
             self._saved_at = 0
             self._tell(error)
         else:
-            self._is_told = self._is_told and self._saved_at == 0
+            self._is_told = self._is_told and not self._is_writing
+        self._is_writing = False
 
     def _tell(self, error: OSError) -> None:
         """The first failure of several in a row: others would only follow from it."""
@@ -251,7 +252,7 @@ def _require_same(saved: dict[str, Any], given: dict[str, Any]) -> None:
     """Refuses to go on with another run. More iterations are allowed, and then schedules that end elsewhere."""
     is_longer = int(given["arguments"]["num_iterations"]) > int(saved["arguments"]["num_iterations"])
     for kind in ("arguments", "loop", "env"):
-        for name in given[kind].keys() & saved[kind].keys():  # other versions may know of more
+        for name in (name for name in given[kind] if name in saved[kind]):  # other versions may know of more
             if is_longer and name == "num_iterations":
                 continue
             _require_equal(name if kind == "arguments" else f"{kind}.{name}", saved[kind][name], given[kind][name])
