@@ -249,7 +249,10 @@ def test_what_does_not_fit_is_refused_before_anything_is_opened(whole, tmp_path)
     params = whole.train_state.params
     wide = run(cfg=CFG.replace(hidden_sizes=(5,)), num_iterations=1).train_state
     for initial, sentence in [
-        (wide, r"initial has .* float32 \[.*5\], but float32 .* is trained here: give the state of one seed"),
+        (
+            wide,
+            r"initial has .* float32 \[1, 5, 2\], but float32 \[1, 4, 2\] is trained here: give the state of one seed",
+        ),
         ({**params, "more": jnp.zeros(1)}, "initial has more, unlike what is trained here"),
         (jax.tree.map(lambda x: jnp.stack([x[0]] * 3), whole), "give the state of one seed, or of all 1"),
     ]:
