@@ -434,11 +434,9 @@ def _resumed(path: Path, info: Mapping[str, Any]) -> _Content:
     if has >= expected:
         return content
     if has < len(others.env_steps):
-        print(
-            f"{path} has {has} of {expected} rows until the checkpoint: it is made anew from {other.name}.", flush=True
-        )
+        print(f"{path} has {has} of {expected} rows: it is made anew from {other.name}.", flush=True)
         return others
-    print(f"{path} has {has} of {expected} rows until the checkpoint: the others are lost.", flush=True)
+    print(f"{path} has {has} of {expected} rows: the others are lost.", flush=True)
     return content
 
 
