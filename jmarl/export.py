@@ -111,7 +111,7 @@ def _checksum(arrays: Mapping[str, np.ndarray]) -> str:
     for name in sorted(arrays):
         x = arrays[name]
         crc32 = zlib.crc32(f"{name} {_kind(x)} ".encode(), crc32)
-        crc32 = zlib.crc32(np.ascontiguousarray(x).reshape(-1).view(np.uint8), crc32) if x.size else crc32
+        crc32 = zlib.crc32(np.ascontiguousarray(x).reshape(-1).view(np.uint8).data, crc32) if x.size else crc32
     return f"{crc32:08x}"
 
 
@@ -231,7 +231,7 @@ def export_policy(
 @contextlib.contextmanager
 def _without_paths() -> Iterator[None]:
     """Programs do not say where their source is: that is of no use elsewhere, and nobody's business."""
-    limit = jax.config.jax_traceback_in_locations_limit
+    limit = jax.config.jax_traceback_in_locations_limit  # type: ignore[attr-defined]
     jax.config.update("jax_traceback_in_locations_limit", 0)
     try:
         yield

@@ -454,8 +454,8 @@ def _of_json(data: bytes, num_seeds: int) -> _Content:
     content = _Content()
     table = json.loads(data)
     content.env_steps, content.wall_s, content.metrics = table["env_steps"], table["wall_s"], table["metrics"]
-    series = [x for by_seed in content.metrics.values() for x in by_seed]
-    lengths = {len(x) for x in (content.env_steps, content.wall_s, *series)}
+    series = (x for by_seed in content.metrics.values() for x in by_seed)
+    lengths = {len(content.env_steps), len(content.wall_s), *map(len, series)}
     if len(lengths) > 1 or not _is_rising(content.env_steps):
         raise ValueError("The series do not fit each other.")
     if any(len(by_seed) != num_seeds for by_seed in content.metrics.values()):

@@ -8,7 +8,7 @@ __all__: list[str] = []
 
 def missing():
     """In place of a metric that was not measured: NaN, or the largest float32 under `jax_debug_nans`."""
-    return jnp.finfo(jnp.float32).max if jax.config.jax_debug_nans else jnp.nan
+    return jnp.finfo(jnp.float32).max if jax.config.jax_debug_nans else jnp.nan  # type: ignore[attr-defined]
 
 
 def is_missing(x):

@@ -232,7 +232,7 @@ def _require_types(**arguments: Any) -> None:
         raise TypeError("sinks must be a list of sinks, also for one: sinks=[jmarl.logging.terminal()].")
     if arguments["callback"] is not None and not callable(arguments["callback"]):
         raise TypeError(f"callback={arguments['callback']!r} must be a function of (env_steps, metrics, state).")
-    if jax.config.jax_disable_jit:
+    if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
         raise ValueError(
             "run compiles whole chunks, which jax.disable_jit() forbids: to look into an iteration, call "
             "loop.step(state, cfg) under it, with the state that run returns."

@@ -112,7 +112,7 @@ class Saver:
     def keep_best(self, learner: TrainState, metrics: Mapping[str, Any], is_finite: np.ndarray) -> None:
         score = np.asarray(metrics[self._options.best])
         score = np.where(is_finite & np.isfinite(score), score, np.nan).astype(score.dtype)
-        new = Best(train_state=learner, score=score)
+        new = Best(train_state=learner, score=jnp.asarray(score))
         self._best = better(self._best or new, new, is_finite)
 
     def is_due(self) -> bool:
@@ -438,8 +438,8 @@ def _as_targets(targets: Any, params: Any) -> Any:
     """Target networks that are copies of parameters, or of the branches that have their names."""
     if isinstance(targets, Mapping) and isinstance(params, Mapping) and targets.keys() <= params.keys():
         return {name: _as_targets(targets[name], params[name]) for name in targets}
-    is_equal = jax.tree.structure(targets) == jax.tree.structure(params)
-    return jax.tree.map(_copied, params if is_equal else targets)
+    is_copy = checkpoint_module.by_name(targets).keys() == checkpoint_module.by_name(params).keys()
+    return jax.tree.map(_copied, params if is_copy else targets)
 
 
 def _copied(x: Any) -> jax.Array:
