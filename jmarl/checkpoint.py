@@ -17,12 +17,15 @@ Traceback (most recent call last):
 ValueError: params is float32 [3] in the checkpoint, but float32 [4] is expected here.
 """
 
+import functools
 import json
 import logging
 import os
 import re
 import secrets
 import shutil
+import sys
+import threading
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -154,6 +157,8 @@ class Writer:
 
     def _failed(self, error: Exception) -> OSError:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if code := re.search(r"os_error_code='(\d+)'", reason):  # at the end of a long story
+            reason = os.strerror(int(code[1]))
         kept = ", ".join(map(str, steps(self.folder) if self.folder.is_dir() else ())) or "none"
         return OSError(f"Could not write a checkpoint to {self.folder} (earlier ones are intact: {kept}): {reason}")
 
@@ -323,17 +328,25 @@ def _require_equal(known: dict[str, _Leaf], wanted: dict[str, _Leaf]) -> None:
 # ------------------------------------------------------------------------------------------------------- reading
 
 
+@functools.cache
 def _orbax() -> Any:
-    """Imported here: it would be a large part of the time that `import jmarl` takes."""
+    """Imported here: it would be a large part of the time that `import jmarl` takes.
+
+    What goes wrong is raised here, in a sentence. Orbax logs its traceback as well, from each of its threads, and those
+    of tensorstore complain that orbax does not listen any more.
+    """
     import orbax.checkpoint as ocp
 
-    logging.getLogger("absl").addFilter(_is_not_of_orbax)
+    logging.getLogger("absl").addFilter(lambda record: "orbax" not in Path(record.pathname).parts)
+    hook = sys.excepthook
+
+    def excepthook(kind, error, trace):
+        is_told = isinstance(error, RuntimeError) and str(error) == "Event loop is closed"
+        if not is_told or threading.current_thread() is threading.main_thread():
+            hook(kind, error, trace)
+
+    sys.excepthook = excepthook
     return ocp
-
-
-def _is_not_of_orbax(record: logging.LogRecord) -> bool:
-    """What goes wrong is raised here, in a sentence; orbax logs its traceback as well, from each of its threads."""
-    return "orbax" not in Path(record.pathname).parts
 
 
 def _handler(ocp: Any) -> Any:

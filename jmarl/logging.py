@@ -221,7 +221,7 @@ def csv_file(path: str | os.PathLike[str]) -> Sink:
     size = 0  # of the file without `rows`
     rows: list[dict[str, Any]] = []  # of the last step, and those that could not be written yet
     last_step: int | None = None
-    attempt = _Attempt()
+    is_known = False  # whether the file has the last step already, with fewer metrics
 
     def encode(rows: Sequence[Mapping[str, Any]]) -> bytes:
         text = io.StringIO(newline="")
@@ -237,6 +237,8 @@ def csv_file(path: str | os.PathLike[str]) -> Sink:
     def save() -> None:
         if num_columns < len(columns):
             rewrite(_csv_rows(path.read_bytes()[:size]))
+        elif is_known:  # what was written stays, whatever happens
+            files.replace(path, [path.read_bytes()[:size], encode(rows)])
         else:
             files.append(path, encode(rows), size)
 
@@ -252,7 +254,7 @@ def csv_file(path: str | os.PathLike[str]) -> Sink:
         rewrite(before[: len(before) - len(rows)])
 
     def write(env_steps: int, wall_s: float, metrics: Mapping[str, np.ndarray]) -> None:
-        nonlocal last_step, size
+        nonlocal last_step, size, is_known
         table = {name: np.atleast_1d(values) for name, values in metrics.items()}
         num_seeds = len(next(iter(table.values()), ()))
         new: list[dict[str, Any]] = [
@@ -260,23 +262,22 @@ def csv_file(path: str | os.PathLike[str]) -> Sink:
             | {name: values[seed] for name, values in table.items() if not np.isnan(values[seed])}
             for seed in range(num_seeds)
         ]
-        is_same_step = env_steps == last_step
-        last_step = env_steps
-        if is_same_step:
+        if env_steps == last_step:
+            is_known = not pending.is_there
             same = zip(rows[-num_seeds:], new, strict=True)
             rows[-num_seeds:] = [{**old, **row, "wall_s": old["wall_s"]} for old, row in same]
-        elif attempt.is_failing:
+        elif pending.is_there:
             rows.extend(new)
         else:
-            size += len(encode(rows))
+            size, is_known = size + len(encode(rows)), False
             rows[:] = new
+        last_step = env_steps
         columns.extend(name for name in metrics if name not in columns)
-        if is_same_step and num_columns == len(columns):  # whole at any time: it was written once already
-            attempt(lambda: files.replace(path, [path.read_bytes()[:size], encode(rows)]))
-        else:
-            attempt(save)
+        pending.is_there = True
+        pending.attempt()
 
-    return Sink(start, write, lambda: attempt.last(save), save)
+    pending = _Pending(save)
+    return Sink(start, write, pending.close, pending.flush)
 
 
 def json_file(path: str | os.PathLike[str], *, every_s: float = 5.0) -> Sink:
@@ -295,7 +296,6 @@ def json_file(path: str | os.PathLike[str], *, every_s: float = 5.0) -> Sink:
     content = _Content()  # the last row of the file, and those that it does not have yet
     num_before, num_names = 0, 0  # rows and metrics of the file, without that last row
     next_save = -math.inf
-    attempt = _Attempt()
 
     def save() -> None:
         nonlocal content, num_before, num_names, next_save
@@ -317,30 +317,38 @@ def json_file(path: str | os.PathLike[str], *, every_s: float = 5.0) -> Sink:
 
     def write(env_steps: int, wall_s: float, metrics: Mapping[str, np.ndarray]) -> None:
         content.add(env_steps, wall_s, metrics)
+        pending.is_there = True
         if time.monotonic() >= next_save:
-            attempt(save)
+            pending.attempt()
 
-    return Sink(start, write, lambda: attempt.last(save), save)
+    pending = _Pending(save)
+    return Sink(start, write, pending.close, pending.flush)
 
 
-class _Attempt:
-    """Writes, and says when that fails, once until it succeeds again."""
+class _Pending:
+    """What a file does not have yet, and the attempts to write it: a failure is told, once until one succeeds."""
 
-    is_failing = False
+    def __init__(self, save: Callable[[], None]):
+        self._save, self._is_told = save, False
+        self.is_there = False
 
-    def __call__(self, save: Callable[[], Any]) -> None:
+    def flush(self) -> None:
+        """Writes it, if there is anything."""
+        if self.is_there:
+            self._save()
+            self.is_there, self._is_told = False, False
+
+    def attempt(self) -> None:
         try:
-            save()
+            self.flush()
         except OSError as error:
-            if not self.is_failing:
+            if not self._is_told:
                 print(f"{error} Its rows wait in memory until there is room.", flush=True)
-            self.is_failing = True
-        else:
-            self.is_failing = False
+            self._is_told = True
 
-    def last(self, save: Callable[[], Any]) -> None:
+    def close(self) -> None:
         try:
-            save()
+            self.flush()
         except OSError as error:
             print(f"{error} Its last rows are lost.", flush=True)
 

@@ -281,3 +281,41 @@ def test_system_facts_are_json_and_name_versions():
     assert set(facts["versions"]) >= {"jmarl", "jax", "jaxmarl", "flax", "optax"} and all(facts["versions"].values())
     assert facts["git_commit"] is None or len(facts["git_commit"].removesuffix("-dirty")) == 40
     assert facts["platform"] in ("cpu", "gpu", "tpu") and facts["num_cores"] >= 1
+
+
+def test_a_flush_writes_nothing_twice(tmp_path, monkeypatch):
+    """Or a full disk would take rows that it has."""
+    sinks = [logging.csv_file(tmp_path / "metrics.csv"), logging.json_file(tmp_path / "metrics.json")]
+    for sink in sinks:
+        write_three_times(sink)
+        sink.flush()
+    before = [path.read_bytes() for path in tmp_path.iterdir()]
+
+    def full(path, *_):
+        raise OSError(f"Could not write {path}: No space left on device.")
+
+    monkeypatch.setattr(logging.files, "append", full)
+    monkeypatch.setattr(logging.files, "replace", full)
+    for sink in sinks:
+        sink.flush()
+        sink.close()
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == before
+
+
+def test_more_of_a_row_that_could_not_be_written_is_not_lost(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "metrics.csv"
+    sink = logging.csv_file(path)
+    sink.start(INFO)
+    sink.write(100, 1.0, {"a": np.array([1.0, 2.0])})
+    with monkeypatch.context() as patched:
+        patched.setattr(logging.files, "append", lambda path, *_: (_ for _ in ()).throw(OSError(f"{path} is full.")))
+        sink.write(200, 2.0, {"a": np.array([3.0, 4.0])})
+        sink.write(300, 3.0, {"a": np.array([5.0, 6.0])})
+        with pytest.raises(OSError, match="is full"):
+            sink.flush()
+    sink.write(300, 3.0, {"b": np.array([7.0, 8.0])})
+    sink.write(400, 4.0, {"a": np.array([9.0, 9.0])})
+    table = rows(path)
+    assert [row["a"] for row in table] == ["1.0", "2.0", "3.0", "4.0", "5.0", "6.0", "9.0", "9.0"]
+    assert [row["b"] for row in table] == [""] * 4 + ["7.0", "8.0"] + [""] * 2
+    assert capsys.readouterr().out == f"{path} is full. Its rows wait in memory until there is room.\n"
