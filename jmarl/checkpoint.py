@@ -25,7 +25,6 @@ import re
 import secrets
 import shutil
 import sys
-import threading
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -338,14 +337,8 @@ def _orbax() -> Any:
     import orbax.checkpoint as ocp
 
     logging.getLogger("absl").addFilter(lambda record: "orbax" not in Path(record.pathname).parts)
-    hook = sys.excepthook
-
-    def excepthook(kind, error, trace):
-        is_told = isinstance(error, RuntimeError) and str(error) == "Event loop is closed"
-        if not is_told or threading.current_thread() is threading.main_thread():
-            hook(kind, error, trace)
-
-    sys.excepthook = excepthook
+    hook = sys.unraisablehook
+    sys.unraisablehook = lambda args: None if str(args.exc_value) == "Event loop is closed" else hook(args)
     return ocp
 
 
