@@ -56,8 +56,11 @@ def evaluate(
     def play_step(t, env_state, obs, carry):
         action, carry = learner.greedy(state, carry, masks.readable(obs), jnp.full(num_episodes, t == 0))
         keys_env = jax.random.split(jax.random.fold_in(key, t), num_episodes)
+        acts = obs.agent_mask
         env_state, obs, outcome = jax.vmap(env.step)(env_state, action, keys_env)
-        return env_state, obs, carry, outcome
+        # As in a rollout: what an agent that does not act is paid counts, unless it is no number.
+        is_read = acts | jnp.isfinite(outcome.reward)
+        return env_state, obs, carry, outcome.replace(reward=jnp.where(is_read, outcome.reward, 0.0))
 
     def step(play):
         t, env_state, obs, carry, going_on, returns, length, info = play

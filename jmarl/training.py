@@ -125,9 +125,7 @@ def rollout(
     env_steps = _count_on(exploration.count(run.train_state), length * num_envs)
     run = dataclasses.replace(
         run,
-        train_state=dataclasses.replace(
-            run.train_state, env_steps=_count_on(exploration.count(run.train_state), length * num_envs)
-        ),
+        train_state=dataclasses.replace(run.train_state, env_steps=env_steps),
         env_state=env_state,
         obs=obs,
         first=first,

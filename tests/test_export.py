@@ -2,8 +2,10 @@
 
 import functools
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -188,12 +190,36 @@ print(action.tolist())
     assert json.loads(result.stdout) == action.tolist()
 
 
-def test_several_seeds_at_once_are_refused(tmp_path):
+def test_a_seed_is_picked_from_several(tmp_path):
     env, learner, state = learner_of("qmix")
-    states = jax.tree.map(lambda x: jnp.stack([x, x]), state)
-    with pytest.raises(ValueError, match=r"give the state of one seed, jmarl.checkpoint.take_seed\(state, seed\)"):
+    states = jax.tree.map(lambda x: jnp.stack([jnp.zeros_like(x), x]), state)
+    with pytest.raises(ValueError, match=r"The state is of 2 seeds, and a policy of one: give a seed, 0 to 1"):
         export.export_policy(learner, states, env.spec, tmp_path / "policy.jax")
+    with pytest.raises(ValueError, match="seed=2 is none of the 2 seeds"):
+        export.export_policy(learner, states, env.spec, tmp_path / "policy.jax", seed=2)
+    with pytest.raises(ValueError, match="seed=1, but the state is of one seed"):
+        export.export_policy(learner, state, env.spec, tmp_path / "policy.jax", seed=1)
     assert not (tmp_path / "policy.jax").exists()
+    run = jax.eval_shape(lambda: jmarl.training.start(env, learner, jax.random.key(0), num_envs=1))
+    run = run.replace(train_state=states)
+    export.export_policy(learner, run, env.spec, tmp_path / "picked.jax", seed=1)
+    export.export_policy(learner, state, env.spec, tmp_path / "one.jax")
+    export.export_policy(learner, jax.tree.map(lambda x: x[None], state), env.spec, tmp_path / "alone.jax")
+    played = []
+    for name in ("picked", "one", "alone"):
+        policy = export.load_policy(tmp_path / f"{name}.jax")
+        obs = next(observations(env))
+        played.append(policy.greedy(policy.init_carry((5,)), obs, jnp.ones(5, bool))[0])
+    np.testing.assert_array_equal(played[0], played[1])
+    np.testing.assert_array_equal(played[0], played[2])
+
+
+def test_another_state_is_refused(tmp_path):
+    env, learner, state = learner_of("qmix")
+    with pytest.raises(ValueError, match=r"step is float32 \[\] in the state, but the learner makes int32 \[\]"):
+        export.export_policy(learner, state.replace(step=jnp.zeros(())), env.spec, tmp_path / "policy.jax")
+    with pytest.raises(ValueError, match="batch_size=0 must be at least 1, or None"):
+        export.export_policy(learner, state, env.spec, tmp_path / "policy.jax", 0)
 
 
 def test_networks_that_fix_the_number_of_environments_ask_for_it(tmp_path):
@@ -216,6 +242,77 @@ def test_other_files_are_no_policies(tmp_path):
     (tmp_path / "policy.jax").write_bytes(b"precious")
     with pytest.raises(ValueError, match="is damaged, or no policy that this version of jax can read"):
         export.load_policy(tmp_path / "policy.jax")
+
+
+# ---------------------------------------------------------------------------------------------------------- damage
+
+
+def damages(data, num=60):
+    """Bits flipped, bytes lost at the end, and runs of zeros."""
+    rng = np.random.default_rng(0)
+    for place in rng.integers(len(data), size=num).tolist():
+        flipped = bytearray(data)
+        flipped[place] ^= 1 << int(rng.integers(8))
+        yield bytes(flipped)
+        yield data[:place]
+        yield data[:place] + bytes(min(64, len(data) - place)) + data[place + 64 :]
+
+
+def test_no_damaged_parameters_are_taken_for_whole_ones(tmp_path):
+    params = {"kernel": jnp.arange(300.0).reshape(3, 100) + 1, "half": jnp.ones(9, jnp.bfloat16)}
+    path = tmp_path / "params"
+    export.save_parameters(params, path)
+    data = path.read_bytes()
+    for damaged in damages(data):
+        path.write_bytes(damaged)
+        try:
+            again = export.load_parameters(path, params)
+        except ValueError as error:
+            assert "damaged" in str(error) or "is expected here" in str(error)
+        else:  # a bit of the checksum's name, or of the space after the header
+            jax.tree.map(np.testing.assert_array_equal, again, params)
+
+
+def test_no_damaged_policy_is_taken_for_a_whole_one(tmp_path):
+    path = exported(tmp_path, "qmix")
+    data = path.read_bytes()
+    num_read = 0
+    for damaged in damages(data):
+        path.write_bytes(damaged)
+        try:
+            export.load_policy(path)
+            num_read += damaged[: -len(export._FOOTER) - 4] != data[: -len(export._FOOTER) - 4]
+        except ValueError as error:
+            assert "damaged" in str(error)
+    assert not num_read
+
+
+def test_files_of_before_have_no_checksum_and_are_read(tmp_path):
+    from safetensors.numpy import save_file
+
+    save_file({"w": np.ones(2, np.float32)}, tmp_path / "old")
+    assert export.load_parameters(tmp_path / "old", {"w": jnp.zeros(2)})["w"].sum() == 2
+    path = exported(tmp_path, "qmix")
+    data = path.read_bytes()[: -len(export._FOOTER) - 4]
+    path.write_bytes(data.replace(export._NAME.encode(), b"policy_of_ol"))
+    assert export.load_policy(path).reads == ("action_mask", "agents")
+    path.write_bytes(data)  # a new one whose end was lost
+    with pytest.raises(ValueError, match="is damaged: it is not what was exported"):
+        export.load_policy(path)
+
+
+def test_what_is_handed_on_holds_no_path_and_has_the_mode_of_other_files(tmp_path):
+    env, learner, state = learner_of("mappo")
+    mask = os.umask(0o027)
+    try:
+        export.export_policy(learner, state, env.spec, tmp_path / "policy.jax")
+        export.save_parameters(PARAMS, tmp_path / "params")
+    finally:
+        os.umask(mask)
+    assert [path.stat().st_mode & 0o777 for path in tmp_path.iterdir()] == [0o640, 0o640]
+    data = (tmp_path / "policy.jax").read_bytes()
+    assert b".py" not in data and str(Path(__file__).parents[1]).encode() not in data
+    assert jax.config.jax_traceback_in_locations_limit != 0
 
 
 # ------------------------------------------------------------------------------------------------------ run folders

@@ -179,7 +179,7 @@ def test_a_loss_that_is_nan_once_is_no_mean_over_the_rest(capsys):
     loop = LOOP._replace(step=step)
     jmarl.run(loop, jax.random.key(0), CFG, num_iterations=4, iterations_per_chunk=2, sinks=[memory_sink(rows)])
     assert [bool(np.isnan(row[2]["loss/total"][0])) for row in rows[1:-1]] == [True, False]
-    assert "loss/total is nan after 32 steps, for seeds 0 of 1" in capsys.readouterr().out
+    assert "loss/total is not finite after 32 steps, for seed 0 of 1" in capsys.readouterr().out
     assert not any(np.isnan(row[2]["loss/actor"][0]) for row in rows[1:-1])
 
 
