@@ -177,6 +177,24 @@ def replace(cfg: Any, values: dict[str, Any]) -> Any:
     return dataclasses.replace(cfg, **own, **{name: replace(getattr(cfg, name), x) for name, x in inner.items()})
 
 
+def extended(cfg: Any, cls: type) -> Any:
+    """A config as one of `cls`, where that extends its class: what it leaves at its default has the default of `cls`.
+
+    >>> from jmarl import QConfig, QMIXConfig
+    >>> cfg = extended(QConfig(gamma=0.9), QMIXConfig)
+    >>> type(cfg).__name__, cfg.gamma, cfg.team_reward
+    ('QMIXConfig', 0.9, 'sum')
+    """
+    if isinstance(cfg, cls) or not issubclass(cls, type(cfg)):
+        return cfg
+
+    def is_default(field: dataclasses.Field) -> bool:
+        value = getattr(cfg, field.name)
+        return type(value) is type(field.default) and value == field.default
+
+    return cls(**{field.name: getattr(cfg, field.name) for field in dataclasses.fields(cfg) if not is_default(field)})
+
+
 def is_number(value: Any) -> bool:
     """A number that Python knows, and not a tracer, a flag or a word."""
     return isinstance(value, int | float | np.number) and not isinstance(value, bool)
