@@ -2,6 +2,7 @@
 
 import doctest
 import re
+import warnings
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ from jaxmarl.wrappers.baselines import LogWrapper
 import jmarl
 from jmarl import envs
 from jmarl.envs import gymnax_adapter, jaxmarl_adapter
+from jmarl.learners import checks
 
 AGENTS = ("blue", "red", "green")
 
@@ -270,3 +272,32 @@ def test_nothing_else_that_is_adapted_reads_pickles_or_runs_strings():
 def test_examples_in_docstrings_run(module):
     failed, attempted = doctest.testmod(module)
     assert attempted and not failed
+
+
+@pytest.mark.parametrize(
+    ("name", "teams"),
+    [
+        ("MPE_simple_tag_v3", (1, 1, 1, 0)),
+        ("MPE_simple_crypto_v3", (1, 0, 0)),
+        ("MPE_simple_speaker_listener_v4", ()),
+        ("MPE_simple_facmac_v1", ()),
+    ],
+)
+def test_specs_say_who_opposes_whom(name, teams):
+    assert jmarl.make(name).spec.teams == teams
+
+
+def test_specs_say_whether_views_hold_ids():
+    assert jmarl.make("MPE_simple_spread_v3", agent_ids=True).spec.has_ids
+    assert not jmarl.make("MPE_simple_spread_v3").spec.has_ids
+
+
+def test_one_network_for_agents_of_different_kinds_is_warned_of_once():
+    spec = jmarl.make("MPE_simple_speaker_listener_v4").spec
+    checks._warn_of_different_agents.cache_clear()
+    with pytest.warns(UserWarning, match="sharing='shared' gives them one network that cannot tell who is who"):
+        jmarl.ippo(spec, jmarl.PPOConfig())
+    with warnings.catch_warnings(action="error"):
+        jmarl.ippo(spec, jmarl.PPOConfig())
+        jmarl.ippo(spec, jmarl.PPOConfig(sharing="per_group"))
+        jmarl.ippo(jmarl.make("MPE_simple_speaker_listener_v4", agent_ids=True).spec, jmarl.PPOConfig())

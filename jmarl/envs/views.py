@@ -67,5 +67,5 @@ def with_agent_ids(env: Env) -> Env:
         return state, identified(obs), outcome
 
     sizes = tuple(size + spec.num_agents for size in spec.obs_sizes)
-    spec = spec._replace(obs_shape=(*image, width + spec.num_agents), obs_sizes=sizes)
+    spec = spec._replace(obs_shape=(*image, width + spec.num_agents), obs_sizes=sizes, has_ids=True)
     return env._replace(reset=reset, step=step, spec=spec)
