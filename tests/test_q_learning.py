@@ -423,7 +423,7 @@ def test_standardised_rewards_and_returns_are_undone_before_they_mix():
     assert float(metrics["value/target"]) == 0.0  # a constant reward less its mean
 
 
-# -------------------------------------------------------------------------------------- losses and networks of one's own
+# -------------------------------------------------------------------------------- losses and networks of one's own
 
 
 @pytest.mark.parametrize("name", list(LEARNERS))
