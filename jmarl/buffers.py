@@ -179,7 +179,7 @@ def _shares(priority: Float[Array, "C"], exponent: Numeric) -> Float[Array, "C"]
     return jnp.where(is_written, jnp.maximum(share, least), 0.0)
 
 
-def _parts(rollout: Trajectory) -> tuple[Transition, Array, Observation, Carry]:
+def _parts(rollout: Trajectory) -> tuple[Transition, Any, Observation, Carry]:
     steps: Any = rollout.steps
     counts = steps.obs.agent_mask if rollout.weight is None else rollout.weight
     return steps.replace(obs=None, next_obs=None, carry=()), counts, steps.obs, steps.carry
