@@ -12,6 +12,8 @@ from turns import GAMMA, VALUES, turns
 import jmarl
 from jmarl import buffers, training
 from jmarl.learners import ddpg, sac
+from jmarl.learners.coma import default_nets as coma_nets
+from jmarl.learners.coma import values
 from jmarl.types import Env, EnvSpec, Outcome, zero_observation
 
 QUICK = {"gamma": GAMMA, "hidden_sizes": (16,), "sharing": "per_agent", "max_grad_norm": None}
@@ -42,8 +44,8 @@ def trained(loop, cfg, num_iterations):
 @pytest.mark.parametrize("gae_lambda", [0.0, 0.5, 1.0])
 def test_ppo_knows_what_a_turn_is_worth(gae_lambda):
     env = turns()
-    cfg = jmarl.PPOConfig(**QUICK, gae_lambda=gae_lambda, learning_rate=2e-2, num_minibatches=1)
-    state = trained(jmarl.on_policy(env, jmarl.ippo, num_envs=4, rollout_length=8), cfg, 100)
+    cfg = jmarl.PPOConfig(**QUICK, gae_lambda=gae_lambda, learning_rate=1e-2, num_minibatches=1)
+    state = trained(jmarl.on_policy(env, jmarl.ippo, num_envs=4, rollout_length=8), cfg, 200)
     learner, obs = jmarl.ippo(env.spec, cfg), jax.tree.map(lambda x: x[0], steps_of(env))
     _, _, measured = learner.act(state, learner.init_carry((4,)), obs, jnp.ones(4, bool), jax.random.key(1))
     np.testing.assert_allclose(acting(measured["value"]), VALUES, atol=0.02)
@@ -81,7 +83,7 @@ def test_coma_knows_what_a_turn_is_worth(options, team_reward):
 )
 def test_critics_of_actions_know_what_a_turn_is_worth(module, algorithm, config, options, continuous):
     env = turns(continuous=continuous)
-    cfg = config(**QUICK, **options, learning_rate=1e-2, tau=0.1)
+    cfg = config(**QUICK, **options, learning_rate=1e-2, tau=0.1, random_steps=10**6)  # each action is tried
     loop = jmarl.off_policy(
         env, algorithm, buffer=buffers.uniform(400, 32), num_envs=8, rollout_length=4, num_updates=4, warmup_steps=64
     )
