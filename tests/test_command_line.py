@@ -1,4 +1,4 @@
-"""The scripts in benchmarks/: options, errors, and a tiny run from end to end."""
+"""The command line: options, errors, and a tiny run from end to end."""
 
 import csv
 import dataclasses
@@ -11,19 +11,18 @@ import pytest
 from PIL import Image
 from safetensors.numpy import load_file
 
-import command_line
 import jmarl
-import plotting
-import presets
 import throughput
-import train
+from jmarl import presets
+from jmarl.cli import experiment, own, plotting, run_folders, train
+from jmarl.cli import options as command_line
 
 TINY = ["--hidden-sizes", "8", "--num-epochs", "1", "--num-minibatches", "1"]
 CHEAP = ["--env", "CartPole-v1", "--seeds", "1", "--num-envs", "2", "--rollout-length", "4"]  # to compile
 
 
 def parse(line):
-    return command_line.parse(line.split(), train._options, script="train.py", does="Trains {algorithm} on {env}.")
+    return command_line.parse(line.split(), experiment.options_of, prog="jmarl train", does="Trains {algorithm}.")[:3]
 
 
 def refused(capsys, *words):
@@ -73,7 +72,7 @@ ENVS = ["MPE_simple_spread_v3", "HeuristicEnemySMAX", "overcooked", "hanabi", "a
 
 @pytest.mark.parametrize(
     "algorithm, env",
-    [("mappo", env) for env in ENVS] + [(name, ENVS[0]) for name in command_line.ALGORITHMS if name != "mappo"],
+    [("mappo", env) for env in ENVS] + [(name, ENVS[0]) for name in own.ALGORITHMS if name != "mappo"],
 )
 def test_command_line_defaults_are_the_preset(algorithm, env):
     preset = presets.for_environment(algorithm, env)
@@ -85,7 +84,7 @@ def test_command_line_defaults_are_the_preset(algorithm, env):
 
 
 @pytest.mark.parametrize("env", ENVS)
-@pytest.mark.parametrize("algorithm", command_line.ALGORITHMS)
+@pytest.mark.parametrize("algorithm", own.ALGORITHMS)
 def test_presets_fit_together(algorithm, env):
     preset = presets.for_environment(algorithm, env)
     assert presets.task(env).items() <= preset.env_kwargs.items()  # all learn the same task
@@ -155,7 +154,7 @@ def test_a_tiny_run_leaves_everything_behind(tmp_path, capsys):
     assert config["command"].endswith(f"mappo {' '.join(words[1:])}")
     assert (config["seeds"], config["config"]["hidden_sizes"], config["config"]["horizon"]) == (2, [8], 2)
 
-    env_steps, metrics = plotting.load_metrics(folder)
+    env_steps, metrics = run_folders.load_metrics(folder)
     assert env_steps.tolist() == [104, 208] and metrics["train/return_sum"].shape == (2, 2)
     assert np.isnan(metrics["eval/return_sum"][:, 0]).all() and np.isfinite(metrics["eval/return_sum"][:, 1]).all()
     with (folder / "metrics.csv").open(newline="") as file:
@@ -188,7 +187,7 @@ def test_a_tiny_run_with_replay(tmp_path, capsys):
     config = json.loads((folder / "config.json").read_text())
     assert (config["buffer_size"], config["prioritized"], config["config"]["horizon"]) == (64, True, 2 * 2)
     assert "Replay takes" in capsys.readouterr().out
-    assert {"eval/captures", "loss/td", "epsilon"} <= set(plotting.load_metrics(folder)[1])
+    assert {"eval/captures", "loss/td", "epsilon"} <= set(run_folders.load_metrics(folder)[1])
     assert (folder / "trained.gif").exists()
 
 
@@ -220,17 +219,8 @@ def test_quick_preset():
 
 def test_two_runs_without_a_name_get_two_folders(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    folders = [jmarl.logging.run_folder(train._new_folder("mappo", "humanoid_9|8")) for _ in range(3)]
+    folders = [jmarl.logging.run_folder(experiment.new_name("mappo", "humanoid_9|8")) for _ in range(3)]
     assert len(set(folders)) == 3
-
-
-def test_interval_is_students():
-    values = np.array([[1.0, 5.0, np.nan], [2.0, 7.0, 3.0], [6.0, np.nan, np.nan]])
-    mean, low, high = plotting.mean_and_interval(values)
-    np.testing.assert_allclose(mean, [3.0, 6.0, 3.0])
-    # t(0.975, 2) = 4.302653, s = sqrt(7), n = 3; t(0.975, 1) = 12.706205, s = sqrt(2), n = 2.
-    np.testing.assert_allclose(high - mean, [4.302653 * np.sqrt(7 / 3), 12.706205, np.nan], rtol=1e-6)
-    np.testing.assert_allclose(mean - low, high - mean)
 
 
 def test_curves_of_two_runs_share_a_figure(tmp_path):
@@ -247,7 +237,7 @@ def test_curves_of_two_runs_share_a_figure(tmp_path):
     [
         ([], "name at least one run folder"),
         (["one", "--metric", "train/won"], "no run has the metric train/won: choose one of train/return_sum."),
-        (["none"], "none is no run folder of train.py: its metrics.json cannot be read"),
+        (["none"], "none is no run folder of jmarl train: its metrics.json cannot be read"),
         (["torn"], "torn/metrics.json is damaged"),
         (["one", "--out", "one/metrics.json"], "metrics.json exists already: give another --out, or --overwrite"),
         (["one", "--out", "one", "--overwrite"], "one is a folder: give --out a file"),

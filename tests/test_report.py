@@ -9,15 +9,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-import check
-import crossplay
-import evaluate
 import jmarl
-import report
-import statistics_of_runs as statistics
-import train
-from command_line import UsageError
 from jmarl import envs
+from jmarl.cli import check, crossplay, evaluate, report
+from jmarl.cli import statistics_of_runs as statistics
+from jmarl.cli.errors import UsageError
 from jmarl.types import Learner, TrainState
 
 # ------------------------------------------------------------------------------------------------------ statistics

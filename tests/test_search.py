@@ -2,7 +2,7 @@
 
 import pytest
 
-import search
+from jmarl.cli import search
 
 TINY = "ippo --env CartPole-v1 --num-envs 2 --rollout-length 8 --total-steps 64 --log-every 1 --seeds 2"
 TINY += " --hidden-sizes 8 --num-epochs 1 --num-minibatches 1 --eval-episodes 2 --eval-every 1"

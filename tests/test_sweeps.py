@@ -7,11 +7,9 @@ import numpy as np
 import pytest
 
 import jmarl
-import plotting
-import report
-import sweeping
-import train
 from jmarl import envs
+from jmarl.cli import report, sweeping, train
+from jmarl.cli.run_folders import load_metrics
 
 CFG = jmarl.PPOConfig(hidden_sizes=(8,), num_epochs=1, num_minibatches=2)
 LOOP = jmarl.on_policy(envs.probe("memory", num_agents=2, num_steps=3), jmarl.ippo, num_envs=16, rollout_length=256)
@@ -73,7 +71,7 @@ def test_the_script_goes_on_with_a_sweep(tmp_path, capsys, monkeypatch):
     run = jmarl.run
     monkeypatch.setattr(jmarl, "run", lambda *args, **kwargs: run(*args, **kwargs, callback=lambda *_: True))
     folder = train.main([*words.split(), str(tmp_path / "stopped")])
-    assert f"To go on: python benchmarks/train.py --resume {folder}" in capsys.readouterr().out
+    assert f"To go on: jmarl train --resume {folder}" in capsys.readouterr().out
     monkeypatch.undo()
     configs = list(folder.glob("*/config.json"))  # of the settings that have begun: they stay as they were written
     for config in configs:
@@ -83,7 +81,7 @@ def test_the_script_goes_on_with_a_sweep(tmp_path, capsys, monkeypatch):
     paths = list(whole.glob("*/metrics.json"))
     assert len(paths) == 4
     for path in paths:
-        values, again = (plotting.load_metrics(root / path.parent.name) for root in (whole, folder))
+        values, again = (load_metrics(root / path.parent.name) for root in (whole, folder))
         jax.tree.map(np.testing.assert_array_equal, values, again)
 
 
@@ -96,7 +94,7 @@ def test_a_sweep_with_a_warm_up_is_trained_to_its_end_and_then_left_alone(tmp_pa
     folder = train.main(words.split())
     assert "in 2 compilations" in capsys.readouterr().out and not (folder / ".checkpoints").exists()
     for name in ("batch-size=4", "batch-size=8"):
-        assert plotting.load_metrics(folder / name)[0].tolist() == [8, 16]
+        assert load_metrics(folder / name)[0].tolist() == [8, 16]
         assert (folder / name / "params.safetensors").exists()
     before = contents(folder)
     for _ in range(2):
@@ -138,8 +136,8 @@ def test_the_script_leaves_a_run_folder_for_each_setting(tmp_path, capsys):
     facts = json.loads((folder / "config.json").read_text())
     assert (facts["config"]["learning_rate"], facts["config"]["hidden_sizes"], facts["seeds"]) == (1e-2, [4, 4], 2)
     own = train.main([*facts["command"].split()[2:], "--run-dir", str(tmp_path / "own"), "--absolute-episodes", "0"])
-    for name, values in plotting.load_metrics(own)[1].items():
-        np.testing.assert_allclose(plotting.load_metrics(folder)[1][name], values, rtol=1e-5, atol=1e-5)
+    for name, values in load_metrics(own)[1].items():
+        np.testing.assert_allclose(load_metrics(folder)[1][name], values, rtol=1e-5, atol=1e-5)
     assert report.read_run(folder, "eval/return_sum")
     assert all(list((folder / "tensorboard" / f"seed_{seed}").iterdir()) for seed in range(2))
 

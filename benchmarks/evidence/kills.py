@@ -1,9 +1,9 @@
 """Kills a run again and again at random moments, resumes it each time, and compares its end with a run left alone.
 
-    python benchmarks/kill_test.py --kills 20
-    python benchmarks/kill_test.py --kills 5 qmix --env predator_prey --seeds 2 --total-steps 2e5
+    python benchmarks/evidence/kills.py --kills 20
+    python benchmarks/evidence/kills.py --kills 5 qmix --env predator_prey --seeds 2 --total-steps 2e5
 
-What follows the options is for train.py. Every second kill waits for a save to be under way; the others come at a
+What follows the options is for `jmarl train`. Every second kill waits for a save to be under way; the others come at a
 moment drawn between the start of the process and its first seconds of training. Parameters, the whole saved state and
 all metrics, without the clock, must be equal in the end.
 """
@@ -23,7 +23,7 @@ from typing import Any
 
 import jmarl
 
-TRAIN = Path(__file__).with_name("train.py")
+TRAIN = [sys.executable, "-m", "jmarl", "train"]
 SMALL = "mappo --env MPE_simple_spread_v3 --seeds 2 --num-envs 8 --rollout-length 32 --total-steps 1e6 --log-every 2"
 SMALL += " --hidden-sizes 32 --eval-episodes 8"
 
@@ -82,9 +82,9 @@ def main(argv: Sequence[str] | None = None) -> bool:
 
 
 def start(words: Sequence[str]) -> subprocess.Popen[bytes]:
-    """train.py, with what it prints in a file beside the run folder."""
+    """`jmarl train`, with what it prints in a file beside the run folder."""
     with Path(f"{words[-1]}.log").open("ab") as log:
-        return subprocess.Popen([sys.executable, TRAIN, *words], stdout=log, stderr=subprocess.STDOUT)
+        return subprocess.Popen([*TRAIN, *words], stdout=log, stderr=subprocess.STDOUT)
 
 
 def wait_for_save(process: subprocess.Popen[bytes], folder: Path, number: int) -> None:

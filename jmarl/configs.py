@@ -1,0 +1,180 @@
+"""Configs: one frozen dataclass of hyperparameters beside each algorithm, and the fields that algorithms share.
+
+Numbers that only scale arithmetic are leaves of a pytree, so they may be swept inside one compilation; what sets a shape
+or a branch is `static`. A field means the same in every config. A config may hold another one, as those of combinators
+do: its fields have dotted names here, such as `inner.learning_rate`.
+
+The comment behind a field says what it means; `explain`, `help(PPOConfig)` and the command line show it.
+"""
+
+import dataclasses
+import linecache
+import re
+import sys
+from collections.abc import Iterator
+from typing import Any, Literal, dataclass_transform
+
+import numpy as np
+from flax import struct
+
+
+from jmarl.deprecation import renamed_arguments
+from jmarl.types import Numeric, static
+
+__all__ = [
+    "EpsilonConfig",
+    "NetworkConfig",
+    "OptimizerConfig",
+    "RolloutConfig",
+    "config",
+    "explain",
+    "get",
+    "leaves",
+    "replace",
+    "subjects",
+]
+
+Schedule = Literal["constant", "linear", "exponential"]
+TeamReward = Literal["sum", "mean"]
+Reward = Literal["individual", "sum", "mean"]
+Activation = Literal["tanh", "relu", "elu", "gelu", "silu"]
+
+
+def explain(cls: type) -> dict[str, str]:
+    """What each field of a config means, by name: the comment behind it, the inherited one where there is none.
+
+    >>> explain(OptimizerConfig)["learning_rate"]
+    'Adam step size'
+    """
+    comments: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        comments.update(_comments(base))
+    return {field.name: comments.get(field.name, "") for field in dataclasses.fields(cls)}
+
+
+def _comments(cls: type) -> dict[str, str]:
+    """Those behind the fields of a class's own, if its source is there."""
+    path = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    lines = iter(linecache.getlines(path) if path else ())
+    found: dict[str, str] = {}
+    for line in lines:
+        if line.startswith(f"class {cls.__name__}(") or line.startswith(f"class {cls.__name__}:"):
+            break
+    for line in lines:
+        if line.strip() and not line.startswith(" "):
+            break
+        if match := re.match(r"    (\w+): .*#\s*(.+)$", line):
+            found[match[1]] = match[2]
+    return found
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(static,))
+def config(cls: type) -> Any:
+    """A frozen dataclass that is a pytree, as `flax.struct.dataclass`, whose docstring explains all of its fields."""
+    made: Any = struct.dataclass(cls, kw_only=True)  # type: ignore[call-overload]
+    made.__init__ = renamed_arguments(num_updates="horizon")(made.__init__)
+    lines = [f"  {name}: {text}" for name, text in explain(made).items()]
+    made.__doc__ = "\n".join([(cls.__doc__ or "").strip(), "", "Attributes:", *lines])
+    return made
+
+
+@config
+class OptimizerConfig:
+    """Adam, the course of its step size, and clipping."""
+
+    learning_rate: Numeric = 5e-4  # Adam step size
+    learning_rate_end: Numeric = 0.0  # its value (or floor, exponential) at the end, as a fraction of the start
+    learning_rate_schedule: Schedule = static("constant")  # its course over the run, in optimiser steps
+    horizon: Numeric | None = None  # calls of update until schedules end; None: make_train and run fill it in
+    adam_eps: Numeric = 1e-5  # added to Adam's denominator
+    max_grad_norm: Numeric | None = 10.0  # global norm to which gradients are clipped; None: never
+
+
+@config
+class NetworkConfig:
+    """Torsos, memory and parameter sharing."""
+
+    recurrent: bool = static(False)  # networks with a memory, trained on sequences
+    cell: Literal["gru", "lstm"] = static("gru")  # of recurrent networks
+    cell_size: int = static(64)  # width of the recurrent state
+    hidden_sizes: tuple[int, ...] = static((64, 64))  # layers before the outputs; before the cell if recurrent
+    head_sizes: tuple[int, ...] = static(())  # layers between cell (or torso) and outputs
+    activation: Activation = static("relu")  # after each layer
+    layer_norm: bool = static(False)  # before each activation
+    kernel_init: Literal["orthogonal", "lecun", "xavier"] = static("orthogonal")  # of weights
+    sharing: Literal["shared", "per_agent", "per_group"] = static(
+        "shared"
+    )  # of parameters; groups: agents of equal sizes
+
+
+@config
+class RolloutConfig:
+    """How learners from rollouts pass over each."""
+
+    num_epochs: int = static(4)  # passes over each rollout
+    num_minibatches: int = static(4)  # parts of a pass; whole sequences are shuffled
+    recurrent_length: int | None = static(None)  # steps that gradients flow back; None: the whole rollout
+
+
+@config
+class EpsilonConfig:
+    """Random actions while exploring."""
+
+    epsilon_start: Numeric = 1.0  # share of random actions at the start
+    epsilon_end: Numeric = 0.05  # at the end of the decay, and ever after
+    epsilon_steps: Numeric = 50_000  # environment steps (of one seed) from start to end
+    epsilon_schedule: Schedule = static("linear")  # its course
+
+
+_SUBJECTS = {OptimizerConfig: "optimiser", NetworkConfig: "networks", EpsilonConfig: "exploration"}
+
+
+def subjects(cls: type) -> dict[str, str]:
+    """What each field is about: "optimiser", "networks", "exploration", or else "algorithm"."""
+    about = {name: subject for base, subject in _SUBJECTS.items() for name in base.__dataclass_fields__}
+    is_exploring = ("noise", "random_steps", "epsilon")
+    return {
+        field.name: "exploration" if field.name.startswith(is_exploring) else about.get(field.name, "algorithm")
+        for field in dataclasses.fields(cls)
+    }
+
+
+# --------------------------------------------------------------------------------------------------- dotted names
+
+
+def fields(cfg: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field]]:
+    """Each field of a config and of those that it holds, by its dotted name."""
+    for field in dataclasses.fields(cfg):
+        value = getattr(cfg, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from fields(value, f"{prefix}{field.name}.")
+        else:
+            yield f"{prefix}{field.name}", field
+
+
+def leaves(cfg: Any) -> dict[str, Any]:
+    """The numbers of a config that may vary inside one compilation, by dotted name."""
+    return {name: get(cfg, name) for name, field in fields(cfg) if field.metadata.get("pytree_node", True)}
+
+
+def get(cfg: Any, name: str) -> Any:
+    """The field of a dotted name."""
+    for part in name.split("."):
+        cfg = getattr(cfg, part)
+    return cfg
+
+
+def replace(cfg: Any, values: dict[str, Any]) -> Any:
+    """A config with other values, by dotted name."""
+    own = {name: value for name, value in values.items() if "." not in name}
+    inner: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        first, dot, rest = name.partition(".")
+        if dot:
+            inner.setdefault(first, {})[rest] = value
+    return dataclasses.replace(cfg, **own, **{name: replace(getattr(cfg, name), x) for name, x in inner.items()})
+
+
+def is_number(value: Any) -> bool:
+    """A number that Python knows, and not a tracer, a flag or a word."""
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
