@@ -17,7 +17,6 @@ from typing import Any, Literal, dataclass_transform
 import numpy as np
 from flax import struct
 
-
 from jmarl.deprecation import renamed_arguments
 from jmarl.types import Numeric, static
 

@@ -381,8 +381,10 @@ def _settings(
 
 
 def _require_same(saved: dict[str, str], given: dict[str, str]) -> None:
+    is_longer = int(given["num_iterations"]) > int(saved["num_iterations"])
+    may_differ = ("num_iterations", "horizon") if is_longer else ()
     for name in [*given, *saved]:
-        if saved.get(name) != given.get(name):
+        if saved.get(name) != given.get(name) and name not in may_differ:
             raise ValueError(
                 f"{name} is {saved.get(name)} in the checkpoint, but {given.get(name)} here: a run goes on with the "
                 "arguments that it began with."

@@ -11,14 +11,14 @@ import sys
 import time
 from pathlib import Path
 
+import command_line
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
-import command_line
-import jmarl
 import train
+
+import jmarl
 from jmarl import PPOConfig, PQNConfig, QConfig, buffers, checkpoint, envs
 
 GAME = envs.matrix_game([[1.0, 0.0], [0.0, 3.0]], num_steps=3)

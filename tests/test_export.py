@@ -5,15 +5,15 @@ import json
 import subprocess
 import sys
 
+import evaluate
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
-import evaluate
-import jmarl
 import runs
 import train
+
+import jmarl
 from jmarl import envs, export
 from jmarl.types import Observation
 

@@ -9,9 +9,9 @@ import types
 import jax
 import numpy as np
 import pytest
+import train
 
 import jmarl
-import train
 from jmarl import logging
 
 INFO = {"num_seeds": 2, "total_env_steps": 400}

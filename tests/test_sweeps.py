@@ -9,6 +9,7 @@ import pytest
 import jmarl
 from jmarl import envs
 from jmarl.cli import report, sweeping, train
+from jmarl.cli.options import canonical, without
 from jmarl.cli.run_folders import load_metrics
 
 CFG = jmarl.PPOConfig(hidden_sizes=(8,), num_epochs=1, num_minibatches=2)
@@ -66,7 +67,7 @@ def test_pieces_are_resumed_in_one_piece_and_the_other_way_round(swept, tmp_path
 
 
 def test_the_script_goes_on_with_a_sweep(tmp_path, capsys, monkeypatch):
-    words = f"{TINY} --sweep learning_rate=1e-3,1e-2 num-epochs=1,2 --eval-episodes 0 --run-dir"
+    words = f"{TINY} --sweep learning_rate=1e-3,1e-2 num-epochs=1,2 --run-dir"
     whole = train.main([*words.split(), str(tmp_path / "whole")])
     run = jmarl.run
     monkeypatch.setattr(jmarl, "run", lambda *args, **kwargs: run(*args, **kwargs, callback=lambda *_: True))
@@ -135,7 +136,8 @@ def test_the_script_leaves_a_run_folder_for_each_setting(tmp_path, capsys):
     folder = tmp_path / "sweep" / names[3]
     facts = json.loads((folder / "config.json").read_text())
     assert (facts["config"]["learning_rate"], facts["config"]["hidden_sizes"], facts["seeds"]) == (1e-2, [4, 4], 2)
-    own = train.main([*facts["command"].split()[2:], "--run-dir", str(tmp_path / "own"), "--absolute-episodes", "0"])
+    again = without(facts["command"].split()[2:], {"--run-dir"})
+    own = train.main([*again, "--run-dir", str(tmp_path / "own"), "--absolute-episodes", "0"])
     for name, values in load_metrics(own)[1].items():
         np.testing.assert_allclose(load_metrics(folder)[1][name], values, rtol=1e-5, atol=1e-5)
     assert report.read_run(folder, "eval/return_sum")
@@ -161,6 +163,7 @@ def test_the_script_leaves_a_run_folder_for_each_setting(tmp_path, capsys):
 )
 def test_the_script_refuses_what_it_does_not_understand(words, sentence, capsys, tmp_path):
     with pytest.raises(SystemExit) as error:
-        train.main([*TINY.split(), *words.split(), "--run-dir", str(tmp_path / "run")])
+        given = without(TINY.split(), set(map(canonical, words.split())))
+        train.main([*given, *words.split(), "--run-dir", str(tmp_path / "run")])
     assert error.value.code == 2 and sentence in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

@@ -17,7 +17,7 @@ import tyro
 from jmarl.cli import experiment, report, train
 from jmarl.cli import statistics_of_runs as statistics
 from jmarl.cli.errors import UsageError, require_at_least_one, usage_errors
-from jmarl.cli.options import parse
+from jmarl.cli.options import parse, without
 
 
 def command_of(facts: dict, *, seeds: int, seed: int, run_dir: Path | None) -> list[str]:
@@ -26,15 +26,7 @@ def command_of(facts: dict, *, seeds: int, seed: int, run_dir: Path | None) -> l
         words = shlex.split(facts["command"])[2:]
     except (KeyError, AttributeError, ValueError) as error:
         raise UsageError(f"config.json holds no command to repeat: {error}.") from error
-    kept, skip = [], False
-    for word in words:
-        option = word.partition("=")[0]
-        if option in ("--seeds", "--seed", "--run-dir"):
-            skip = option == word
-        elif skip:
-            skip = False
-        elif option not in ("--gif", "--no-gif"):
-            kept.append(word)
+    kept = without(words, {"--seeds", "--seed", "--run-dir", "--gif"})
     return [*kept, "--seeds", str(seeds), "--seed", str(seed), "--no-gif"] + (
         [] if run_dir is None else ["--run-dir", str(run_dir)]
     )

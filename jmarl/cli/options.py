@@ -90,20 +90,14 @@ def parse(
         defaults = dataclasses.replace(
             defaults, env=env, env_kwargs=show_key_values(env_kwargs), run_dir=None, distributed=False
         )
-    split = list(_by_subject(config))
-    groups = [defaults, *(instance for instance, _ in split), *([Mode()] if has_mode else [])]
-    # Dataclasses side by side, without their prefixes: flat names, and each keeps its own heading in --help.
-    titles = ["experiment", *(title for _, title in split), *(["command"] if has_mode else [])]
-    everything = dataclasses.make_dataclass(
-        "Arguments", [(title.replace(" ", "_"), type(group)) for title, group in zip(titles, groups, strict=True)]
-    )
     _require_distinct(algorithm, defaults, config)
-    with _numbers():
+    everything = side_by_side(defaults, config, has_mode=has_mode)
+    with numbers():
         parsed = tyro.cli(
-            everything,
+            type(everything),
             prog=f"{prog} {{{','.join(own.ALGORITHMS)}}}" if wants_help else f"{prog} {algorithm}",
             description=f"{does.format(algorithm=algorithm, env=env)} The defaults shown are for these two.",
-            default=everything(*groups),
+            default=everything,
             args=["--help"] if wants_help else argv[1:],
             config=(tyro.conf.OmitArgPrefixes,),
         )
@@ -130,6 +124,15 @@ def preset_of(algorithm: str, env: str, name: str = "default") -> presets.Preset
         raise UsageError(str(error)) from error
     length = 16 if replay else 128
     return presets.Preset(env, config, presets.task(known), num_envs=32, rollout_length=length, replay=replay)
+
+
+def side_by_side(options: Any, config: Any, *, has_mode: bool = True) -> Any:
+    """A dataclass of dataclasses: without their prefixes names are flat, and each keeps its own heading in --help."""
+    split = list(_by_subject(config))
+    groups = [options, *(instance for instance, _ in split), *([Mode()] if has_mode else [])]
+    titles = ["experiment", *(title for _, title in split), *(["command"] if has_mode else [])]
+    fields = [(title.replace(" ", "_"), type(group)) for title, group in zip(titles, groups, strict=True)]
+    return dataclasses.make_dataclass("Arguments", fields)(*groups)
 
 
 def _by_subject(config: Any) -> Iterator[tuple[Any, str]]:
@@ -224,6 +227,15 @@ def canonical(word: str) -> str:
     return f"--{name[2:].removeprefix('no-')}" if name.startswith("--") else ""
 
 
+def without(words: Sequence[str], options: Collection[str]) -> list[str]:
+    """The words without these options and their values."""
+    kept, is_kept = [], True
+    for word in words:
+        is_kept = canonical(word) not in options if canonical(word) else is_kept
+        kept += [word] if is_kept else []
+    return kept
+
+
 def _require_once(argv: Sequence[str]) -> None:
     """Refuses an option that is given twice: one of its values would count for nothing, in silence."""
     counts = collections.Counter(option for word in argv if (option := canonical(word)))
@@ -232,7 +244,7 @@ def _require_once(argv: Sequence[str]) -> None:
             raise UsageError(f"{option} is given {number} times: give it once.")
 
 
-def _numbers() -> ConstructorRegistry:
+def numbers() -> ConstructorRegistry:
     """2e6 counts as a whole number, and a config's numeric leaves (numbers or arrays) are numbers here."""
     registry = ConstructorRegistry()
 

@@ -59,6 +59,8 @@ def plot_curves(
         axes.plot(env_steps, values.T, color=colour, linewidth=0.6, alpha=0.35)
         axes.plot(env_steps, centre, color=colour, linewidth=2, marker=marker, markersize=3.5, label=label)
         axes.fill_between(env_steps, low, high, color=colour, alpha=0.2, linewidth=0)
+        if len(env_steps) == 1:  # a band has no width there
+            axes.vlines(env_steps, low, high, color=colour, linewidth=1.5)
     unit = metrics[0].split("/")[-1]
     axes.set_xlabel("environment steps per seed")
     axes.set_ylabel(LABELS.get(unit, metrics[0]))

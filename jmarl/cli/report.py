@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import tyro
 
-from jmarl.cli import plotting, run_folders
+from jmarl.cli import own, plotting, run_folders
 from jmarl.cli import report_figures as figures
 from jmarl.cli import statistics_of_runs as statistics
 from jmarl.cli.errors import UsageError, new_folder, usage_errors
@@ -332,9 +332,10 @@ def _preamble(metric: str, runs: Sequence[Run], env_steps: int | None, interval:
 
 def _which_task(group: Group, score_range: tuple[float, float] | None) -> str:
     facts = group.runs[0].facts
-    settings = "".join(f", {k}={json.dumps(v)}" for k, v in task_settings(facts).items())
+    settings = ", ".join(f"{k}={json.dumps(v)}" for k, v in task_settings(facts).items())
     scale = "" if score_range is None else ", scores normalised: {:g} becomes 0, {:g} becomes 1".format(*score_range)
-    return f'`jmarl.make("{facts["env"]}"{settings})`{scale}'
+    name = f"{facts['env']}(" if own.is_own(facts["env"]) else f'jmarl.make("{facts["env"]}", '
+    return f"`{name}{settings}".removesuffix(", ") + f")`{scale}"
 
 
 def _task_table(

@@ -31,6 +31,7 @@ from jmarl.cli.errors import UsageError
 from jmarl.types import Env, Learner, TrainState
 
 FORMAT = 2  # of config.json; those of before have none
+_COUNTS = ("seeds", "seed", "total_steps", "num_envs", "rollout_length", "eval_episodes", "warmup_steps")
 _CENTRAL = ("mappo", "maa2c", "maddpg", "matd3", "masac")
 _TEAMS = ("vdn", "qmix", "cw_qmix", "ow_qmix")
 
@@ -83,6 +84,10 @@ def read_config(folder: Path) -> dict[str, Any]:
             raise UsageError(f"{path} was not written by jmarl train: it has no {name}.")
         if not isinstance(facts[name], kind):
             raise UsageError(f"{path} is damaged: {name} is {_show(facts[name])}.")
+    for name in _COUNTS:
+        value = facts.get(name, 0)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise UsageError(f"{path} is damaged: {name} is {_show(value)}.")
     own.require_no_pickle(facts["env_kwargs"])
     return facts if facts.get("format") == FORMAT else _migrated(facts)
 
@@ -279,9 +284,9 @@ def load_run(
     algorithm = own.require_named(
         facts["algorithm"], [algorithm] if algorithm else [], f"--algorithm {facts['algorithm']}"
     )
-    num_seeds = facts.get("seeds")
-    if not isinstance(num_seeds, int) or isinstance(num_seeds, bool) or num_seeds < 1:
-        raise UsageError(f"{folder}/config.json is damaged: seeds is {_show(num_seeds)}.")
+    num_seeds = facts.get("seeds", 0)
+    if not num_seeds:
+        raise UsageError(f"{folder}/config.json is damaged: it does not say how many seeds there are.")
     try:
         config = restore_config(own.config_class(algorithm)(), facts)
         plays_in = plain_env(name, facts["env_kwargs"], max_eval_steps or facts.get("max_eval_steps"))

@@ -25,7 +25,7 @@ from rich.table import Table
 
 from jmarl.cli import experiment
 from jmarl.cli.errors import Interrupted, UsageError, usage_errors
-from jmarl.cli.options import canonical
+from jmarl.cli.options import canonical, without
 from jmarl.cli.sweeping import as_option, setting_of
 from jmarl.logging import Sink
 
@@ -62,6 +62,7 @@ def search(args: argparse.Namespace, rest: Sequence[str]) -> "optuna.Study":
     import optuna
 
     space = dict(map(_choice, args.space))
+    rest = without(rest, {f"--{name}" for name in space})  # what is searched counts
     setting_of([*rest, *_words({name: choices[0] for name, choices in space.items()})])  # bad words are refused here
     quiet = [word for option, words in QUIET.items() if option not in set(map(canonical, rest)) for word in words]
     optuna.logging.set_verbosity(optuna.logging.WARNING)

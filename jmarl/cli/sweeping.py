@@ -31,7 +31,7 @@ import jmarl
 from jmarl import configs
 from jmarl.cli import experiment, run_folders
 from jmarl.cli.errors import UsageError
-from jmarl.cli.options import canonical, parse
+from jmarl.cli.options import canonical, parse, without
 from jmarl.logging import Sink
 
 STATUS = ".sweep.json"  # the command line and whether all is done; hidden, since `report.py FOLDER/*` is for runs
@@ -156,6 +156,7 @@ def _settings(swept: Sequence[str], rest: Sequence[str], typed: Collection[str] 
     name, number = collections.Counter(of_option[0][0] for of_option in choices).most_common(1)[0]
     if number > 1:
         raise UsageError(f"--sweep names {name} {number} times: put all its values into one {name}=VALUE,VALUE.")
+    rest = without(rest, {f"--{of_option[0][0]}" for of_option in choices})  # the values of the sweep count
     settings = []
     for values in itertools.product(*choices):
         words = [*rest, *itertools.chain.from_iterable(itertools.starmap(as_option, values))]
