@@ -9,10 +9,10 @@ import types
 import jax
 import numpy as np
 import pytest
-import train
 
 import jmarl
 from jmarl import logging
+from jmarl.cli import train
 
 INFO = {"num_seeds": 2, "total_env_steps": 400}
 ROWS = {

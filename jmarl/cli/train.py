@@ -71,6 +71,9 @@ def _resume(argv: Sequence[str], prog: str) -> Path:
             return sweeping.resume(resume, typed)
         return resume_run(resume, typed, total_steps, is_quiet=quiet)
 
+    for option in filter(None, map(canonical, argv)):
+        if option not in ("--resume", "--env", "--total-steps", "--quiet", "--help"):
+            raise UsageError(f"{option} does not go with --resume: all but --total-steps is read from the run folder.")
     return tyro.cli(resume, prog=prog, args=list(argv))
 
 
@@ -97,6 +100,9 @@ def read_arguments(folder: Path, typed: Sequence[str]) -> Arguments:
     try:
         facts = run_folders.read_config(folder)
         algorithm = own.require_named(facts["algorithm"], typed, f"{facts['algorithm']} after train")
+        for name in typed:
+            if not own.is_own(name) and name not in (facts["algorithm"], facts["env"]):
+                raise UsageError(f"it is of {facts['algorithm']} on {facts['env']}, not of {name}.")
         env = own.require_named(facts["env"], typed, f"--env {facts['env']}")
         preset = preset_of(algorithm, env, facts.get("preset", "default"))
         options = run_folders.restore(experiment.options_of(preset), facts)
