@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
-from jmarl import parallel
+from jmarl import evaluation, parallel
 from jmarl.types import Algorithm, Buffer, Env, EpisodeStats, Learner, Loop, Metrics, RunState, Trajectory, Transition
 
 __all__ = ["make_train", "off_policy", "on_policy", "rollout", "start", "sweep", "where_last"]
@@ -119,7 +119,7 @@ def where_last(last: Array, ended: Any, going_on: Any) -> Any:
     return jax.tree.map(select, ended, going_on)
 
 
-def _count_episodes(episodes: EpisodeStats, reward: Array, last: Array, info: dict[str, Array]):
+def _count_episodes(episodes: EpisodeStats, reward: Array, last: Array, info: dict[str, Any]):
     """Means over the episodes that finished. No scan: a sum over finished episodes is one over the steps before."""
     over = jax.lax.cummax(last.astype(jnp.int8), axis=0, reverse=True) > 0  # a last step is here or still to come
     finished = over[0]
@@ -135,7 +135,7 @@ def _count_episodes(episodes: EpisodeStats, reward: Array, last: Array, info: di
         "train/return_sum": jnp.sum(agent_returns),
         "train/return_mean": jnp.mean(agent_returns),
         "train/episode_length": mean(jnp.sum(length_over)),
-        **{f"train/{name}": mean(jnp.sum(x * last)) for name, x in info.items()},
+        **{name: mean(jnp.sum(x * last)) for name, x in evaluation.info_metrics("train/", info).items()},
     }
     return EpisodeStats(returns=returns - returns_over, length=length - length_over), metrics
 
