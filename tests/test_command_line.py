@@ -91,7 +91,15 @@ def test_presets_fit_together(algorithm, env):
     assert preset.num_envs * preset.rollout_length % getattr(preset.config, "num_minibatches", 1) == 0
     if preset.replay is not None:
         assert preset.replay.buffer_size >= max(preset.replay.batch_size, preset.num_envs * preset.rollout_length)
-        assert preset.config.recurrent == (preset.replay.sequence_length > 1)
+
+
+@pytest.mark.parametrize("algorithm", own.ALGORITHMS)
+def test_presets_are_what_their_learner_can_learn_from(algorithm):
+    """Sizes, fields and kinds of replay go together: what a learner or a loop would refuse, it refuses here."""
+    arguments = command_line.parse([algorithm], experiment.options_of, prog="jmarl train", does="")
+    built = experiment.build(*arguments[:4])
+    state = jax.eval_shape(built.loop.init, jax.random.key(0), built.config)
+    assert jax.eval_shape(built.loop.step, state, built.config)[0].train_state.step.shape == ()
 
 
 def test_unknown_option_names_the_nearest(capsys):
@@ -134,6 +142,34 @@ def test_unknown_environment_names_the_nearest(capsys):
         (("--activation", "rely"), "activation='rely'"),
         (("--action-distribution", "gaussian"), "discrete"),
         (("--seeds", "0"), "--seeds 0 must be at least 1"),
+        (("--env", "CartPole-v1", "--env", "Pendulum-v1"), "--env is given 2 times: give it once"),
+        (("--gif", "--no-gif"), "--gif is given 2 times"),
+        (("--ent-coef", "nan"), "--ent-coef nan must be a finite number"),
+        (("--vf-coef", "inf"), "--vf-coef inf must be a finite number"),
+        (("--learning-rate", "1e39"), "--learning-rate 1e+39 must be a finite number"),
+        (("--learning-rate", "-1e-3"), "--learning-rate -0.001 must not be negative"),
+        (("--adam-eps", "-1"), "--adam-eps -1 must not be negative"),
+        (("--target-kl", "-0.1"), "--target-kl -0.1 must not be negative"),
+        (("--max-grad-norm", "0"), "--max-grad-norm 0 must be positive"),
+        (("--horizon", "-3"), "--horizon -3 must not be negative"),
+        (("--horizon", "0"), "--horizon 0 must be positive"),
+        (("--num-epochs", "2147483648"), "--num-epochs 2147483648 must be less than 2**31"),
+        (("--hidden-sizes", "4294967296"), "--hidden-sizes 4294967296 must be less than 2**31"),
+        (("--num-envs", "1e10"), "--num-envs 10000000000 must be less than 2**31"),
+        (("--total-steps", "1e30"), "takes 2**31 iterations or more"),
+        (("--eval-episodes", "1e30"), "must be less than 2**31"),
+        (("--absolute-episodes", "1e30"), "must be less than 2**31"),
+        ((*CHEAP, "--eval-episodes", "2147483647"), "--eval-episodes 2147483647 of 1 seeds side by side take"),
+        (("--checkpoint-every", "inf"), "--checkpoint-every inf must be positive"),
+        (("--max-eval-steps", "0"), "--max-eval-steps 0 must be at least 1"),
+        (
+            ("--env", "jaxnav", "--env-kwargs", 'map_params={"a": {"dir_path": "x"}}'),
+            "dir_path, from which JaxNav loads",
+        ),
+        (("--env", "nowhere.py:make"), "there is no file"),
+        (("--env", "no_such_module:make"), "there is no module no_such_module"),
+        (("--env", "json:lods"), "json has no function 'lods': did you mean loads?"),
+        (("--env", "json:dumps", "--env-kwargs", "obj=1"), "json:dumps returned str: it must return a jmarl.types.Env"),
     ],
 )
 def test_bad_values_are_refused_in_one_sentence_and_leave_no_folder(words, sentence, tmp_path, capsys):
@@ -277,5 +313,8 @@ def test_throughput_reports_parts_that_add_up(tmp_path, capsys):
     assert [(row["num_envs"], row["num_seeds"]) for row in rows] == [(2, 1)]
     for row in rows:
         assert row["step"]["steps_per_s"] > 0 and row["memory_mib"] > 0
-        assert sum(row["share"].values()) == pytest.approx(1)
+        step, rollout, random = (row[name]["steps_per_s"] for name in ("step", "rollout", "random"))
+        assert row["share"]["environment"] == pytest.approx(step / random)
+        assert row["share"]["acting"] == pytest.approx(step / rollout - step / random)
+        assert row["share"]["update"] == pytest.approx(1 - step / rollout)
     assert "steps/s" in capsys.readouterr().out
