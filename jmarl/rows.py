@@ -79,7 +79,7 @@ class Functions:
 
 
 def _seed_axis(placement: parallel.Placement, num_rows: int, num_agents: int) -> str:
-    """The faster way for so many agents in all environments of a seed, as benchmarks/devices.py measures it."""
+    """The faster way for so many agents in all environments of a seed, as benchmarks/speed/seeds_on_a_cpu.py shows."""
     if jax.default_backend() != "cpu":
         return "vmap"
     rows_at_once = len(placement.devices) if placement.shard == "seeds" else 1

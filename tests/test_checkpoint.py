@@ -17,10 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import command_line
 import jmarl
-import train
 from jmarl import PPOConfig, PQNConfig, QConfig, buffers, checkpoint, envs, saving
+from jmarl.cli import own, train
 
 GAME = envs.matrix_game([[1.0, 0.0], [0.0, 3.0]], num_steps=3)
 MEMORY = envs.probe("memory", num_agents=2, num_steps=3)  # the start state is drawn, so keys matter
@@ -62,7 +61,7 @@ CASES = {
 
 
 def test_every_algorithm_is_here():
-    assert sorted(CASES) == sorted(command_line.ALGORITHMS)
+    assert sorted(CASES) == sorted(own.ALGORITHMS)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -274,9 +273,9 @@ def test_the_script_goes_on_with_a_run_from_its_folder_alone(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--resume", "there is none"], "there is none holds no run to go on with: its config.json cannot be read"),
-        (["--resume", "x", "--seeds", "3"], "--resume takes a run folder and stands alone"),
-        (["mappo", "--resume=x"], "--resume takes a run folder and stands alone"),
+        (["--resume", "there is none"], "there is none holds no run to go on with: there is none is no run folder"),
+        (["--resume", "x", "--seeds", "3"], "--seeds does not go with --resume: all but --total-steps is read from"),
+        (["mappo", "--resume=x"], "x holds no run to go on with"),
     ],
 )
 def test_the_script_refuses_what_it_cannot_go_on_with(words, sentence, capsys):

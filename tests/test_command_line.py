@@ -1,4 +1,4 @@
-"""The scripts in benchmarks/: options, errors, and a tiny run from end to end."""
+"""The command line: options, errors, and a tiny run from end to end."""
 
 import csv
 import dataclasses
@@ -11,19 +11,18 @@ import pytest
 from PIL import Image
 from safetensors.numpy import load_file
 
-import command_line
 import jmarl
-import plotting
-import presets
 import throughput
-import train
+from jmarl import presets
+from jmarl.cli import experiment, own, plotting, run_folders, train
+from jmarl.cli import options as command_line
 
 TINY = ["--hidden-sizes", "8", "--num-epochs", "1", "--num-minibatches", "1"]
 CHEAP = ["--env", "CartPole-v1", "--seeds", "1", "--num-envs", "2", "--rollout-length", "4"]  # to compile
 
 
 def parse(line):
-    return command_line.parse(line.split(), train._options, script="train.py", does="Trains {algorithm} on {env}.")
+    return command_line.parse(line.split(), experiment.options_of, prog="jmarl train", does="Trains {algorithm}.")[:3]
 
 
 def refused(capsys, *words):
@@ -73,7 +72,7 @@ ENVS = ["MPE_simple_spread_v3", "HeuristicEnemySMAX", "overcooked", "hanabi", "a
 
 @pytest.mark.parametrize(
     "algorithm, env",
-    [("mappo", env) for env in ENVS] + [(name, ENVS[0]) for name in command_line.ALGORITHMS if name != "mappo"],
+    [("mappo", env) for env in ENVS] + [(name, ENVS[0]) for name in own.ALGORITHMS if name != "mappo"],
 )
 def test_command_line_defaults_are_the_preset(algorithm, env):
     preset = presets.for_environment(algorithm, env)
@@ -85,14 +84,22 @@ def test_command_line_defaults_are_the_preset(algorithm, env):
 
 
 @pytest.mark.parametrize("env", ENVS)
-@pytest.mark.parametrize("algorithm", command_line.ALGORITHMS)
+@pytest.mark.parametrize("algorithm", own.ALGORITHMS)
 def test_presets_fit_together(algorithm, env):
     preset = presets.for_environment(algorithm, env)
     assert presets.task(env).items() <= preset.env_kwargs.items()  # all learn the same task
     assert preset.num_envs * preset.rollout_length % getattr(preset.config, "num_minibatches", 1) == 0
     if preset.replay is not None:
         assert preset.replay.buffer_size >= max(preset.replay.batch_size, preset.num_envs * preset.rollout_length)
-        assert preset.config.recurrent == (preset.replay.sequence_length > 1)
+
+
+@pytest.mark.parametrize("algorithm", own.ALGORITHMS)
+def test_presets_are_what_their_learner_can_learn_from(algorithm):
+    """Sizes, fields and kinds of replay go together: what a learner or a loop would refuse, it refuses here."""
+    arguments = command_line.parse([algorithm], experiment.options_of, prog="jmarl train", does="")
+    built = experiment.build(*arguments[:4])
+    state = jax.eval_shape(built.loop.init, jax.random.key(0), built.config)
+    assert jax.eval_shape(built.loop.step, state, built.config)[0].train_state.step.shape == ()
 
 
 def test_unknown_option_names_the_nearest(capsys):
@@ -135,6 +142,34 @@ def test_unknown_environment_names_the_nearest(capsys):
         (("--activation", "rely"), "activation='rely'"),
         (("--action-distribution", "gaussian"), "discrete"),
         (("--seeds", "0"), "--seeds 0 must be at least 1"),
+        (("--env", "CartPole-v1", "--env", "Pendulum-v1"), "--env is given 2 times: give it once"),
+        (("--gif", "--no-gif"), "--gif is given 2 times"),
+        (("--ent-coef", "nan"), "--ent-coef nan must be a finite number"),
+        (("--vf-coef", "inf"), "--vf-coef inf must be a finite number"),
+        (("--learning-rate", "1e39"), "--learning-rate 1e+39 must be a finite number"),
+        (("--learning-rate", "-1e-3"), "--learning-rate -0.001 must not be negative"),
+        (("--adam-eps", "-1"), "--adam-eps -1 must not be negative"),
+        (("--target-kl", "-0.1"), "--target-kl -0.1 must not be negative"),
+        (("--max-grad-norm", "0"), "--max-grad-norm 0 must be positive"),
+        (("--horizon", "-3"), "--horizon -3 must not be negative"),
+        (("--horizon", "0"), "--horizon 0 must be positive"),
+        (("--num-epochs", "2147483648"), "--num-epochs 2147483648 must be less than 2**31"),
+        (("--hidden-sizes", "4294967296"), "--hidden-sizes 4294967296 must be less than 2**31"),
+        (("--num-envs", "1e10"), "--num-envs 10000000000 must be less than 2**31"),
+        (("--total-steps", "1e30"), "takes 2**31 iterations or more"),
+        (("--eval-episodes", "1e30"), "must be less than 2**31"),
+        (("--absolute-episodes", "1e30"), "must be less than 2**31"),
+        ((*CHEAP, "--eval-episodes", "2147483647"), "--eval-episodes 2147483647 of 1 seeds side by side take"),
+        (("--checkpoint-every", "inf"), "--checkpoint-every inf must be positive"),
+        (("--max-eval-steps", "0"), "--max-eval-steps 0 must be at least 1"),
+        (
+            ("--env", "jaxnav", "--env-kwargs", 'map_params={"a": {"dir_path": "x"}}'),
+            "dir_path, from which JaxNav loads",
+        ),
+        (("--env", "nowhere.py:make"), "there is no file"),
+        (("--env", "no_such_module:make"), "there is no module no_such_module"),
+        (("--env", "json:lods"), "json has no function 'lods': did you mean loads?"),
+        (("--env", "json:dumps", "--env-kwargs", "obj=1"), "json:dumps returned str: it must return a jmarl.types.Env"),
     ],
 )
 def test_bad_values_are_refused_in_one_sentence_and_leave_no_folder(words, sentence, tmp_path, capsys):
@@ -155,7 +190,7 @@ def test_a_tiny_run_leaves_everything_behind(tmp_path, capsys):
     assert config["command"].endswith(f"mappo {' '.join(words[1:])}")
     assert (config["seeds"], config["config"]["hidden_sizes"], config["config"]["horizon"]) == (2, [8], 2)
 
-    env_steps, metrics = plotting.load_metrics(folder)
+    env_steps, metrics = run_folders.load_metrics(folder)
     assert env_steps.tolist() == [104, 208] and metrics["train/return_sum"].shape == (2, 2)
     assert np.isnan(metrics["eval/return_sum"][:, 0]).all() and np.isfinite(metrics["eval/return_sum"][:, 1]).all()
     with (folder / "metrics.csv").open(newline="") as file:
@@ -188,7 +223,7 @@ def test_a_tiny_run_with_replay(tmp_path, capsys):
     config = json.loads((folder / "config.json").read_text())
     assert (config["buffer_size"], config["prioritized"], config["config"]["horizon"]) == (64, True, 2 * 2)
     assert "Replay takes" in capsys.readouterr().out
-    assert {"eval/captures", "loss/td", "epsilon"} <= set(plotting.load_metrics(folder)[1])
+    assert {"eval/captures", "loss/td", "epsilon"} <= set(run_folders.load_metrics(folder)[1])
     assert (folder / "trained.gif").exists()
 
 
@@ -220,17 +255,8 @@ def test_quick_preset():
 
 def test_two_runs_without_a_name_get_two_folders(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    folders = [jmarl.logging.run_folder(train._new_folder("mappo", "humanoid_9|8")) for _ in range(3)]
+    folders = [jmarl.logging.run_folder(experiment.new_name("mappo", "humanoid_9|8")) for _ in range(3)]
     assert len(set(folders)) == 3
-
-
-def test_interval_is_students():
-    values = np.array([[1.0, 5.0, np.nan], [2.0, 7.0, 3.0], [6.0, np.nan, np.nan]])
-    mean, low, high = plotting.mean_and_interval(values)
-    np.testing.assert_allclose(mean, [3.0, 6.0, 3.0])
-    # t(0.975, 2) = 4.302653, s = sqrt(7), n = 3; t(0.975, 1) = 12.706205, s = sqrt(2), n = 2.
-    np.testing.assert_allclose(high - mean, [4.302653 * np.sqrt(7 / 3), 12.706205, np.nan], rtol=1e-6)
-    np.testing.assert_allclose(mean - low, high - mean)
 
 
 def test_curves_of_two_runs_share_a_figure(tmp_path):
@@ -247,7 +273,7 @@ def test_curves_of_two_runs_share_a_figure(tmp_path):
     [
         ([], "name at least one run folder"),
         (["one", "--metric", "train/won"], "no run has the metric train/won: choose one of train/return_sum."),
-        (["none"], "none is no run folder of train.py: its metrics.json cannot be read"),
+        (["none"], "none is no run folder of jmarl train: its metrics.json cannot be read"),
         (["torn"], "torn/metrics.json is damaged"),
         (["one", "--out", "one/metrics.json"], "metrics.json exists already: give another --out, or --overwrite"),
         (["one", "--out", "one", "--overwrite"], "one is a folder: give --out a file"),
@@ -287,5 +313,8 @@ def test_throughput_reports_parts_that_add_up(tmp_path, capsys):
     assert [(row["num_envs"], row["num_seeds"]) for row in rows] == [(2, 1)]
     for row in rows:
         assert row["step"]["steps_per_s"] > 0 and row["memory_mib"] > 0
-        assert sum(row["share"].values()) == pytest.approx(1)
+        step, rollout, random = (row[name]["steps_per_s"] for name in ("step", "rollout", "random"))
+        assert row["share"]["environment"] == pytest.approx(step / random)
+        assert row["share"]["acting"] == pytest.approx(step / rollout - step / random)
+        assert row["share"]["update"] == pytest.approx(1 - step / rollout)
     assert "steps/s" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""What is handed on: parameters and policies in files, read back equal, and what a run folder gives to evaluate.py."""
+"""What is handed on: parameters and policies in files, read back equal, and what a run folder gives to be evaluated."""
 
 import functools
 import json
@@ -12,11 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import evaluate
 import jmarl
-import runs
-import train
 from jmarl import envs, export
+from jmarl.cli import evaluate, experiment, run_folders, train
+from jmarl.cli.errors import UsageError
 from jmarl.types import Observation
 
 PARAMS = {
@@ -341,17 +340,17 @@ def test_the_absolute_metric_is_a_mean_over_all_rounds():
     env = envs.matrix_game([[1.0, 0.0], [0.0, 3.0]])
     learner = jmarl.scripted(lambda obs: jnp.ones(obs.agent_mask.shape, jnp.int32))
     states = jax.vmap(learner.init)(jax.random.split(jax.random.key(0), 2))
-    metrics = train._absolute(env, learner, states, jax.random.key(1), num_episodes=10, at_once=4)
+    metrics = experiment._absolute(env, learner, states, jax.random.key(1), num_episodes=10, at_once=4)
     np.testing.assert_allclose(metrics["absolute/return_mean"], [3.0, 3.0])
 
 
 def test_last_and_best_learners_are_loaded(trained):
-    env, _, states = runs.load_run(trained)
+    env, _, states = run_folders.load_run(trained)
     assert states.env_steps.tolist() == [48, 48] and env.spec.num_agents == 1  # 16 were the warm-up
     saved = export.load_parameters(trained / "params.safetensors", states.params)
     jax.tree.map(np.testing.assert_array_equal, saved, states.params)
     scores = json.loads((trained / "metrics.json").read_text())["metrics"]["eval/return_sum"]
-    best = runs.load_run(trained, best=True)[2]
+    best = run_folders.load_run(trained, best=True)[2]
     assert best.env_steps.tolist() == [16 + 16 * (1 + int(np.argmax(seed))) for seed in scores]
 
 
@@ -367,7 +366,7 @@ def test_evaluating_a_run(trained, tmp_path, capsys):
     assert "No GIF: there is no picture of CartPole-v1" in printed and "policy of seed 1" in printed
 
     # The artefact plays the very episodes that the learner of this seed plays.
-    env, learner, states = runs.load_run(trained)
+    env, learner, states = run_folders.load_run(trained)
     policy, state = export.load_policy(artefact), jmarl.checkpoint.take_seed(states, 1)
     other = learner._replace(
         greedy=lambda state, carry, obs, first: policy.greedy(carry, obs, first), init_carry=policy.init_carry
@@ -407,20 +406,20 @@ def test_bad_options_are_refused(trained, monkeypatch, capsys, words, sentence):
 def test_a_folder_without_a_run_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit):
         evaluate.main([str(tmp_path)])
-    assert "is no run folder of train.py" in capsys.readouterr().err
+    assert "is no run folder of jmarl train" in capsys.readouterr().err
 
 
 def test_parameters_alone_serve(trained, tmp_path):
     for name in ("config.json", "metrics.json"):
         (tmp_path / name).write_bytes((trained / name).read_bytes())
-    with pytest.raises(runs.UsageError, match="holds nothing learnt"):
-        runs.load_run(tmp_path)
+    with pytest.raises(UsageError, match="holds nothing learnt"):
+        run_folders.load_run(tmp_path)
     (tmp_path / "params.safetensors").write_bytes((trained / "params.safetensors").read_bytes())
-    states = runs.load_run(tmp_path)[2]
+    states = run_folders.load_run(tmp_path)[2]
     assert states.env_steps.tolist() == [48, 48]  # on which exploration depends
-    jax.tree.map(np.testing.assert_array_equal, states.params, runs.load_run(trained)[2].params)
-    with pytest.raises(runs.UsageError, match="has no best learner"):
-        runs.load_run(tmp_path, best=True)
+    jax.tree.map(np.testing.assert_array_equal, states.params, run_folders.load_run(trained)[2].params)
+    with pytest.raises(UsageError, match="has no best learner"):
+        run_folders.load_run(tmp_path, best=True)
 
 
 def test_an_absolute_metric_needs_evaluations_and_checkpoints(tmp_path, capsys):

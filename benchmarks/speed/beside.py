@@ -1,6 +1,6 @@
 """Speed beside another library: a run of `whole_run.py` and a command of theirs, in turn, and the ratio of the medians.
 
-    python benchmarks/beside.py qmix_rnn --rounds 3 --out results/throughput/qmix_rnn.json -- COMMAND OF THE OTHER
+    python benchmarks/speed/beside.py qmix_rnn --rounds 3 --out results/throughput/qmix_rnn.json -- COMMAND OF THE OTHER
 
 The command's last line of output is one JSON object with "steps_per_second" (a number, a list, or a dict with a
 "median") and, if it compiles, "trace_s" and "compile_s".

@@ -1,7 +1,7 @@
 """Speed and compile time of a whole run in the settings of JaxMARL's own scripts, to be run beside them.
 
-    python benchmarks/whole_run.py ippo_ff
-    JAX_NUM_CPU_DEVICES=2 python benchmarks/whole_run.py ippo_ff
+    python benchmarks/speed/whole_run.py ippo_ff
+    JAX_NUM_CPU_DEVICES=2 python benchmarks/speed/whole_run.py ippo_ff
 
 Measured is what `jmarl.run` compiles; where there are several devices, they share the environments. One line of JSON:
 environment steps per second of each repeat, trace and compile seconds, versions.

@@ -1,6 +1,6 @@
 """What saving and writing cost: a run that is saved every 30 s and has every sink, against one that has neither.
 
-    python benchmarks/overhead.py maddpg mappo --rounds 3 --out results/devices/overhead.json
+    python benchmarks/speed/overhead_of_saving.py maddpg mappo --rounds 3 --out results/devices/overhead.json
 
 Each is the preset's run on MPE simple_spread, in a process of its own, cut off after `--seconds` of training; all ways
 in turn. All sinks: the extras tensorboard and wandb are needed. One JSON object comes out: for each algorithm and way
@@ -26,15 +26,13 @@ def measure(algorithm: str, way: str, seconds: float) -> dict[str, float]:
     import jax
 
     import jmarl
-    import train
-    from command_line import env_kwargs_of, make_loop, parse
+    from jmarl.cli import experiment, options
 
     words = [algorithm, "--env", "MPE_simple_spread_v3"]
-    _, options, config = parse(words, train._options, script="overhead.py", does="Measures {algorithm} on {env}.")
-    train.use_devices(None, False, options.seeds)
-    env, _ = train.make_envs(options.env, env_kwargs_of(algorithm, options))
-    loop = make_loop(algorithm, env, options, num_envs=options.num_envs)
-    num_iterations = round(options.total_steps / loop.env_steps_per_iteration)
+    of_run = options.parse(words, experiment.options_of, prog="overhead", does="Measures {algorithm} on {env}.")
+    num_seeds = of_run.options.seeds
+    experiment.use_devices(None, False, num_seeds)
+    _, _, loop, num_iterations, config, _ = experiment.build(*of_run[:4])
     watch = Watch(seconds)
     with tempfile.TemporaryDirectory() as name:
         folder, log = Path(name), jmarl.logging
@@ -56,11 +54,11 @@ def measure(algorithm: str, way: str, seconds: float) -> dict[str, float]:
             config.replace(horizon=100 * num_iterations * loop.updates_per_iteration),
             num_iterations=100 * num_iterations,
             iterations_per_chunk=max(1, num_iterations // 100),
-            num_seeds=options.seeds,
+            num_seeds=num_seeds,
             callback=watch,
             **kept,
         )
-    return watch.speed(options.seeds)
+    return watch.speed(num_seeds)
 
 
 def compare(algorithm: str, rounds: int, seconds: float) -> dict[str, Any]:

@@ -12,12 +12,54 @@ References:
 """
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import numpy as np
 from scipy import stats
 
+Values = np.ndarray | np.floating  # `[..]`, and numpy makes a number of an array without axes
+Interval = Literal["iqm", "mean"]
+INTERVALS: dict[str, str] = {
+    "iqm": "IQM and 95 % interval (stratified bootstrap)",
+    "mean": "mean and 95 % interval (Student's t)",
+}
 
-def interquartile_mean(*scores: np.ndarray) -> np.ndarray:
+
+def summary(*scores: np.ndarray, interval: Interval = "iqm") -> tuple[Values, Values, Values]:
+    """What curves, tables and reports say of runs: centre, lower and upper bound, as `INTERVALS` names them.
+
+    Args:
+      scores: `[.., R]` for each task; NaN counts as absent, and of one run there is no interval: its bounds are NaN.
+      interval: "iqm" or "mean".
+
+    Returns:
+      Three arrays `[..]`.
+    """
+    leading = np.shape(scores[0])[:-1]
+    rows = [np.asarray(x, float).reshape(-1, np.shape(x)[-1]) for x in scores]
+    of_rows = [_summary([x[np.isfinite(x)] for x in row], interval) for row in zip(*rows, strict=True)]
+    centre, low, high = np.array(of_rows).T.reshape(3, *leading)
+    return centre, low, high
+
+
+def _summary(runs: list[np.ndarray], interval: Interval) -> tuple[float, float, float]:
+    runs = [x for x in runs if len(x)]
+    number = sum(map(len, runs))
+    if not number:
+        return np.nan, np.nan, np.nan
+    if interval == "iqm":
+        centre = float(interquartile_mean(*runs))
+        low, high = stratified_bootstrap(interquartile_mean, *runs) if number > 1 else (np.nan, np.nan)
+        return centre, float(low), float(high)
+    centre, freedom = float(np.concatenate(runs).mean()), number - len(runs)
+    if not freedom:
+        return centre, np.nan, np.nan
+    variance = sum(((x - x.mean()) ** 2).sum() for x in runs) / freedom  # within tasks, which are taken as given
+    half_width = float(stats.t.ppf(0.975, freedom) * np.sqrt(variance / number))
+    return centre, centre - half_width, centre + half_width
+
+
+def interquartile_mean(*scores: np.ndarray) -> Values:
     """Mean of the middle half of all runs: as robust as the median to one failed seed, but it reads more of them.
 
     Agarwal et al., section 4. Cuts floor(n / 4) of n runs from either end, as their code does: exact where 4 divides
@@ -32,7 +74,7 @@ def interquartile_mean(*scores: np.ndarray) -> np.ndarray:
     return stats.trim_mean(np.concatenate(scores, axis=-1), 0.25, axis=-1)
 
 
-def performance_profile(*scores: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
+def performance_profile(*scores: np.ndarray, thresholds: np.ndarray) -> Values:
     """Share of runs whose score lies above each threshold τ: the whole distribution rather than one point of it.
 
     Agarwal et al., section 4, the run-score distribution.
@@ -48,7 +90,7 @@ def performance_profile(*scores: np.ndarray, thresholds: np.ndarray) -> np.ndarr
     return np.stack([(together > threshold).mean(-1) for threshold in thresholds])
 
 
-def probability_of_improvement(x: Sequence[np.ndarray], y: Sequence[np.ndarray]) -> np.ndarray:
+def probability_of_improvement(x: Sequence[np.ndarray], y: Sequence[np.ndarray]) -> Values:
     """How probable it is that a run of algorithm X beats a run of Y, on a task drawn at random; a tie counts half.
 
     Agarwal et al., section 4: the Mann-Whitney U statistic over the number of pairs, averaged over the tasks. It
@@ -62,7 +104,7 @@ def probability_of_improvement(x: Sequence[np.ndarray], y: Sequence[np.ndarray])
       `[..]`, between 0 and 1.
     """
 
-    def on_one_task(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    def on_one_task(x: np.ndarray, y: np.ndarray) -> Values:
         x, y = x[..., :, None], y[..., None, :]
         return ((x > y) + 0.5 * (x == y)).mean((-2, -1))
 
@@ -70,12 +112,12 @@ def probability_of_improvement(x: Sequence[np.ndarray], y: Sequence[np.ndarray])
 
 
 def stratified_bootstrap(
-    statistic: Callable[..., np.ndarray],
+    statistic: Callable[..., Values],
     *scores: np.ndarray,
     level: float = 0.95,
     num_resamples: int = 2000,
     seed: int = 0,
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[Values, Values]:
     """Percentile interval of a statistic: runs are drawn again, with replacement, within each task (stratum).
 
     Agarwal et al., section 4. It takes the tasks as given, and is too narrow for very few runs: of 4 seeds, an
@@ -97,7 +139,7 @@ def stratified_bootstrap(
     return low, high
 
 
-def when_reached(scores: np.ndarray, at: np.ndarray, threshold: float) -> np.ndarray:
+def when_reached(scores: np.ndarray, at: np.ndarray, threshold: float) -> Values:
     """When each run was first evaluated at `threshold` or above; infinite where it never was.
 
     Args:

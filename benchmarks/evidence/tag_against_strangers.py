@@ -1,6 +1,6 @@
 """Adversaries of simple_tag against opponents that were never in their training, beside random adversaries.
 
-    python benchmarks/tag.py runs/maddpg-tag
+    python benchmarks/evidence/tag_against_strangers.py runs/maddpg-tag
 
 The prey is random, or flees from the nearest adversary. Catches are the adversaries' return over 10, their reward for
 each; every seed of the run plays `EPISODES` episodes. One JSON line per opponent.
@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import jmarl
-from command_line import usage_errors
+from jmarl.cli.errors import usage_errors
+from jmarl.cli.run_folders import load_run
 from jmarl.evaluation import evaluate, teams
-from runs import load_run
 
 EPISODES = 200
 REWARD = 10.0  # of each adversary, whoever makes the catch

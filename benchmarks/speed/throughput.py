@@ -1,7 +1,7 @@
 """Environment steps per second: of an algorithm, of its acting alone, and of the environment with random actions.
 
-    python benchmarks/throughput.py ippo --env MPE_simple_spread_v3 --num-envs 16 1024 --seeds 1 8
-    python benchmarks/throughput.py mappo --env HeuristicEnemySMAX --num-envs 128 --recurrent --out smax.json
+    python benchmarks/speed/throughput.py ippo --env MPE_simple_spread_v3 --num-envs 16 1024 --seeds 1 8
+    python benchmarks/speed/throughput.py mappo --env HeuristicEnemySMAX --num-envs 128 --recurrent --out smax.json
 
 For each number of environments and seeds, three functions are compiled: `random` (the environment alone, random legal
 actions, automatic resets), `rollout` (acting and environment) and `step` (one iteration of the algorithm, the rollout
@@ -27,17 +27,11 @@ from rich.console import Console
 from rich.table import Table
 
 import jmarl
-import presets
-from command_line import (
-    ALGORITHMS,
-    UsageError,
-    env_kwargs_of,
-    make_loop,
-    parse,
-    show_key_values,
-    usage_errors,
-    with_replay,
-)
+from jmarl import presets
+from jmarl.cli.errors import UsageError, usage_errors
+from jmarl.cli.experiment import make_loop, with_replay
+from jmarl.cli.options import parse, show_key_values
+from jmarl.cli.own import find_algorithm, make_env
 from jmarl.types import Env, EnvSpec, Learner, TrainState
 
 
@@ -60,15 +54,14 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """Measures every combination, prints a table and returns the rows."""
     argv = list(sys.argv[1:] if argv is None else argv)
     with usage_errors():
-        algorithm, options, config = parse(
-            argv, _options, script="throughput.py", does="Measures the speed of {algorithm} on {env}."
+        algorithm, options, config, env_kwargs, _ = parse(
+            argv, _options, prog="throughput.py", does="Measures the speed of {algorithm} on {env}.", has_mode=False
         )
         if options.out is not None and options.out.exists():
             raise UsageError(f"{options.out} exists already: give another --out, or remove it.")
-        env_kwargs = env_kwargs_of(algorithm, options)
         try:
-            env = jmarl.make(options.env, **env_kwargs)
-            ALGORITHMS[algorithm](env.spec, config.replace(horizon=1000))
+            env = make_env(options.env, env_kwargs)
+            find_algorithm(algorithm)(env.spec, config.replace(horizon=1000))
         except (ValueError, TypeError, ImportError) as error:
             raise UsageError(str(error)) from error
     rows = []

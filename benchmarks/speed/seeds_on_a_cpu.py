@@ -1,6 +1,6 @@
 """How should a CPU compute several seeds? Side by side, one after the other, or with a device for each core?
 
-    python benchmarks/devices.py qmix_rnn mappo_rnn --seeds 1 2 4 8 16 --rounds 3 --out results/devices/two-cores.json
+    python benchmarks/speed/seeds_on_a_cpu.py qmix_rnn mappo_rnn --seeds 1 2 4 8 --rounds 3 --out two-cores.json
 
 The settings are those of whole_run.py. Each measurement is a process of its own, all ways in turn. One JSON object
 comes out: for each setting and number of seeds the environment steps per second of all seeds together (medians of the

@@ -14,6 +14,7 @@ from jmarl.types import Env, Learner, TrainState
 
 SIZE = 320  # pixels of the picture's side
 SCALE = 3  # drawn larger and reduced: smooth edges
+Number = float | int | np.number
 INK, PAPER = (40, 40, 40), (255, 255, 255)
 ALLY, ENEMY = (0, 114, 178), (213, 94, 0)
 
@@ -99,7 +100,7 @@ def _draw_mpe(env: Any, states: list[Any], rewards: np.ndarray) -> tuple[list[Im
     for t, (state, so_far) in enumerate(zip(states, returns, strict=True)):
         canvas = _Canvas(2 * reach, (-reach, reach))
         for i in np.argsort(-radius, kind="stable"):  # the large below the small: a covered landmark is seen
-            canvas.disc(state.p_pos[i], radius[i], tuple(colours[i]), str(i + 1) if i < env.num_agents else "")
+            canvas.disc(state.p_pos[i], radius[i], tuple(colours[i].tolist()), str(i + 1) if i < env.num_agents else "")
         said = [
             f"{env.agents[i]} says {'ABCDEFGHIJ'[int(np.argmax(state.c[i]))]}"
             for i in range(env.num_agents)
@@ -195,15 +196,15 @@ def _pale(colour: tuple[int, ...]) -> tuple[int, ...]:
 class _Canvas:
     """A square of the plane, `side` units wide, with its upper left corner at `corner`; y points up."""
 
-    def __init__(self, side: float, corner: tuple[float, float]):
+    def __init__(self, side: Number, corner: tuple[Number, Number]):
         self._image = Image.new("RGB", (SIZE * SCALE, SIZE * SCALE), PAPER)
         self._draw = ImageDraw.Draw(self._image)
         self._unit, self._corner = SIZE * SCALE / side, corner
 
-    def _pixel(self, point: np.ndarray) -> tuple[float, float]:
+    def _pixel(self, point: np.ndarray) -> tuple[Number, Number]:
         return (point[0] - self._corner[0]) * self._unit, (self._corner[1] - point[1]) * self._unit
 
-    def disc(self, centre: np.ndarray, radius: float, colour: tuple[int, ...], text: str = "", ink: Any = INK) -> None:
+    def disc(self, centre: np.ndarray, radius: Number, colour: tuple[int, ...], text: str = "", ink: Any = INK) -> None:
         (x, y), r = self._pixel(centre), radius * self._unit
         edge = tuple(int(0.7 * c) for c in colour)
         self._draw.ellipse((x - r, y - r, x + r, y + r), fill=tuple(colour), outline=edge, width=SCALE)
@@ -213,7 +214,7 @@ class _Canvas:
     def line(self, start: np.ndarray, end: np.ndarray, colour: tuple[int, ...], width: int = 1) -> None:
         self._draw.line([self._pixel(start), self._pixel(end)], fill=colour, width=width * SCALE)
 
-    def bar(self, centre: np.ndarray, width: float, share: float) -> None:
+    def bar(self, centre: np.ndarray, width: Number, share: Number) -> None:
         (x, y), half, high = self._pixel(centre), width * self._unit / 2, 1.5 * SCALE
         self._draw.rectangle((x - half, y - high, x + half, y + high), fill=(210, 210, 210))
         if share > 0:

@@ -1,6 +1,6 @@
 """Replay beside flashbax: microseconds of one addition and one sample, in turn, with donated state.
 
-    python benchmarks/replay.py [--out replay.json]
+    python benchmarks/speed/replay_beside_flashbax.py [--out replay.json]
 
 Items are transitions of MPE_simple_spread_v3: what 32 environments x 26 steps of VDN leave behind is added, 128 are
 drawn, at two capacities. flashbax's item buffer keeps each successor whole; ours keeps it beside its step. flashbax

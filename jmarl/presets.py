@@ -8,7 +8,7 @@ A preset is a starting point: the command line shows it as its defaults, and a s
 
 from typing import Any, NamedTuple
 
-from jmarl import (
+from jmarl.learners import (
     A2CConfig,
     COMAConfig,
     DDPGConfig,

@@ -1,6 +1,6 @@
 """Where the time of a run goes, and what it could be at best: environments, acting, update, and products alone.
 
-    python benchmarks/limits.py ippo_ff qmix_rnn --out results/throughput/limits.json
+    python benchmarks/speed/limits.py ippo_ff qmix_rnn --out results/throughput/limits.json
 
 The settings are those of whole_run.py, one seed. Milliseconds per iteration:
 
