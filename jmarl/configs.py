@@ -68,7 +68,7 @@ def _comments(cls: type) -> dict[str, str]:
     return found
 
 
-@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(static,))
+@dataclass_transform(kw_only_default=True, frozen_default=True)
 def config(cls: type) -> Any:
     """A frozen dataclass that is a pytree, as `flax.struct.dataclass`, whose docstring explains all of its fields."""
     made: Any = struct.dataclass(cls, kw_only=True)  # type: ignore[call-overload]

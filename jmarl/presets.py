@@ -15,9 +15,11 @@ from jmarl.learners import (
     PPOConfig,
     PQNConfig,
     QConfig,
+    QMIXConfig,
     RandomConfig,
     SACConfig,
     TD3Config,
+    VDNConfig,
     WQMIXConfig,
 )
 
@@ -165,7 +167,8 @@ def other(algorithm: str, env: str) -> Preset:
 
 def value_based(algorithm: str, env: str) -> Preset:
     """IQL, VDN, QMIX and weighted QMIX with feed-forward agents. Not from a paper: see each family."""
-    config_class = WQMIXConfig if algorithm in ("cw_qmix", "ow_qmix") else QConfig
+    own_classes = {"iql": QConfig, "vdn": VDNConfig, "qmix": QMIXConfig}
+    config_class: Any = own_classes.get(algorithm, WQMIXConfig)
     if env.startswith("MPE_"):
         # A short horizon and an update for every 52 steps learn fastest; none of the published settings comes close.
         config = config_class(
@@ -271,7 +274,7 @@ def counterfactual(env: str) -> Preset:
     """COMA: on-policy, several passes for the critic."""
     config = COMAConfig(learning_rate=1e-3, learning_rate_schedule="linear", num_minibatches=4, num_epochs=4)
     if env.startswith("MPE_"):
-        config = config.replace(gamma=0.85, team_reward="sum", normalize_advantage=True, ent_coef=0.003)
+        config = config.replace(gamma=0.85, team_reward="sum", normalize_advantage="all", ent_coef=0.003)
     return Preset(env, config, task(env), num_envs=64, rollout_length=26, total_steps=2_000_000)
 
 
