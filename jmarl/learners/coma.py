@@ -14,7 +14,7 @@ References:
 """
 
 import dataclasses
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ from jmarl import configs, exploration, losses, masks, networks, optim
 from jmarl.configs import config
 from jmarl.learners import checks, critics, on_policy, parts
 from jmarl.networks import actor_critic, heads
-from jmarl.types import EnvSpec, Learner, Metrics, Network, Numeric, Observation, Params, TrainState, Trajectory, static
+from jmarl.types import EnvSpec, Learner, Metrics, Network, Numeric, Params, TrainState, Trajectory, static
 
 
 @config
@@ -91,7 +91,7 @@ def coma_targets(
       next_action: what was done next; where the episode or the batch ends, what could have been.
       nets, cfg: as for `coma_loss`.
     """
-    steps = batch.steps
+    steps: Any = batch.steps
     next_q = losses.select(values(target_params, steps.next_obs, next_action, nets=nets), next_action)
     next_q = parts.values_of_all(next_q, masks.counting(batch), cfg.team_reward)
     reward, terminated = parts.rewards_and_ends(steps, cfg.team_reward)
@@ -142,7 +142,7 @@ def coma_loss(
     }
 
 
-def values(params: Params, obs: Observation, action: Int[Array, "L M N"], *, nets: COMANets) -> Float[Array, "L M N A"]:
+def values(params: Params, obs: Any, action: Int[Array, "L M N"], *, nets: COMANets) -> Float[Array, "L M N A"]:
     """The critic's value of each of an agent's actions beside the others' as given."""
     code = jax.nn.one_hot(action, obs.action_mask.shape[-1])
     first = jnp.zeros(action.shape[:-1], bool)  # not read: no memory

@@ -32,7 +32,7 @@ from jmarl import configs, exploration, losses, masks, networks, optim
 from jmarl.configs import config
 from jmarl.learners import checks, critics, parts, replay
 from jmarl.networks import actor_critic, heads
-from jmarl.types import EnvSpec, Learner, Metrics, Numeric, Observation, Params, Trajectory, static
+from jmarl.types import EnvSpec, Learner, Metrics, Numeric, Params, Trajectory, static
 
 
 @config
@@ -97,12 +97,13 @@ def ddpg_actor_loss(
       cfg: its leaves may be tracers.
     """
     x = critics.read(batch, nets, cfg)
+    obs: Any = x.steps.obs
     output = x.output(params)
     if nets.code.is_discrete:
-        own = _relaxed(output, x.steps.obs, noise, cfg.gumbel_temperature)
-        penalty = cfg.logit_coef * losses.masked_mean(output**2, x.steps.obs.action_mask, axis=-1)
+        own = _relaxed(output, obs, noise, cfg.gumbel_temperature)
+        penalty = cfg.logit_coef * losses.masked_mean(output**2, obs.action_mask, axis=-1)
     else:
-        own, penalty = _deterministic(nets, output, x.steps.obs), 0.0
+        own, penalty = _deterministic(nets, output, obs), jnp.zeros(())
     q = x.values(params, own)
     q = {"first": lambda q: q[0], "mean": lambda q: jnp.mean(q, 0), "min": losses.clipped_double_q}[cfg.actor_q](q)
     loss = parts.mean_loss(losses.deterministic_policy_loss(q) + penalty, x.acting, cfg.sharing)
@@ -271,14 +272,14 @@ def _keeps_noise(nets: critics.ActorCritic, cfg: DDPGConfig) -> bool:
     return cfg.noise == "ornstein_uhlenbeck" and not nets.code.is_discrete
 
 
-def _deterministic(nets: critics.ActorCritic, output: Array, obs: Observation) -> Array:
+def _deterministic(nets: critics.ActorCritic, output: Array, obs: Any) -> Array:
     """The coded action that an actor's output stands for."""
     if nets.code.is_discrete:
         return nets.code.encode(losses.masked_argmax(output, obs.action_mask))
     return jnp.where(nets.code.is_real, jnp.tanh(output), 0.0)
 
 
-def _relaxed(output: Array, obs: Observation, gumbel: Array | None, temperature: Numeric) -> Array:
+def _relaxed(output: Array, obs: Any, gumbel: Array | None, temperature: Numeric) -> Array:
     """A sampled discrete action, one-hot, with the gradient of a soft one."""
     assert gumbel is not None
     logits = heads.categorical(output, obs.action_mask).logits

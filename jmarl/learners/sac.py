@@ -72,8 +72,8 @@ def sac_targets(
       cfg: its leaves may be tracers.
     """
     x = critics.read(batch, nets, cfg)
-    next_obs = x.steps.next_obs
-    policy = nets.distribution(x.next_output(target_params if cfg.target_actor else params), next_obs.action_mask)
+    next_obs: Any = x.steps.next_obs
+    policy: Any = nets.distribution(x.next_output(target_params if cfg.target_actor else params), next_obs.action_mask)
     next_action, log_prob = _draw(nets, policy, noise)
     next_q = losses.clipped_double_q(x.next_values(target_params, next_action))
     alpha = jnp.where(next_obs.agent_mask, jnp.exp(params["log_alpha"]), 0.0)  # who waits has no choice, nor entropy
@@ -98,7 +98,7 @@ def sac_actor_loss(
       A scalar; its parts, and log π of the actions (for discrete ones minus the entropy), which `sac_alpha_loss` reads.
     """
     x, alpha = critics.read(batch, nets, cfg), jnp.exp(params["log_alpha"])
-    policy = nets.distribution(x.output(params), x.steps.obs.action_mask)
+    policy: Any = nets.distribution(x.output(params), x.steps.obs.action_mask)
     own, log_prob = _draw(nets, policy, noise)
     q = losses.clipped_double_q(x.values(params, own))
     if nets.code.is_discrete:
@@ -120,10 +120,11 @@ def sac_alpha_loss(
       batch, nets, cfg: as for `sac_actor_loss`.
     """
     x = critics.read(batch, nets, cfg)
+    obs: Any = x.steps.obs
     if cfg.target_entropy is not None:
         target = cfg.target_entropy
     elif nets.code.is_discrete:
-        target = 0.5 * jnp.log(jnp.maximum(jnp.sum(x.steps.obs.action_mask, axis=-1), 1))
+        target = 0.5 * jnp.log(jnp.maximum(jnp.sum(obs.action_mask, axis=-1), 1))
     else:
         target = -jnp.asarray(nets.code.is_real.sum(-1), log_prob.dtype)
     log_prob = jax.lax.stop_gradient(log_prob)
