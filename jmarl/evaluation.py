@@ -68,7 +68,16 @@ def evaluate(
         returns = returns + jnp.where(going_on[:, None], outcome.reward, 0)
         ends = going_on & outcome.last
         info = jax.tree.map(lambda old, new: jnp.where(ends, new.astype(jnp.float32), old), info, outcome.info)
-        return t + 1, env_state, obs, carry, going_on & ~outcome.last, returns, length + going_on, info
+        return (
+            t + 1,
+            env_state,
+            obs,
+            carry,
+            going_on & ~outcome.last,
+            returns,
+            length + going_on.astype(jnp.int32),
+            info,
+        )
 
     carry = learner.init_carry((num_episodes,))
     outcome = jax.eval_shape(play_step, jnp.int32(0), env_state, obs, carry)[3]
@@ -83,7 +92,7 @@ def evaluate(
     def mean_known(x):
         """Over the episodes that ended and told a number."""
         is_known = ~going_on & ~jnp.isnan(x)
-        return metrics.mean(jnp.sum(jnp.where(is_known, x, 0)), jnp.sum(is_known))
+        return metrics.mean(jnp.sum(jnp.where(is_known, x, 0)), jnp.sum(is_known).astype(x.dtype))
 
     _, _, _, _, going_on, returns, length, info = jax.lax.while_loop(is_unfinished, step, play)
     measured = {

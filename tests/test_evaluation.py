@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from test_env_flags import FLAGS
 
 import jmarl
 from jmarl import envs, evaluation
@@ -181,8 +182,26 @@ def test_the_view_of_an_agent_that_is_not_there_yet_is_not_remembered():
     assert evaluation.evaluate(env, learner, state, jax.random.key(1), num_episodes=2)["eval/return_sum"] == 4
 
 
+@pytest.mark.parametrize("flag", FLAGS)
+def test_an_evaluation_runs_under_jaxs_strict_flags(flag):
+    learner = jmarl.random_policy(SPEC, jmarl.RandomConfig())
+    learner = learner._replace(greedy=lambda state, carry, obs, first: (jnp.zeros((len(first), 2), jnp.int32), carry))
+    env = telling(lambda t: {"won": t == 2})
+    state = learner.init(jax.random.key(0))
+    usual = evaluation.evaluate(env, learner, state, jax.random.key(1), num_episodes=3)
+    with FLAGS[flag]():
+        env = telling(lambda t: {"won": t == 2})
+        assert evaluation.evaluate(env, learner, state, jax.random.key(1), num_episodes=3) == usual
+
+
 def test_older_keys_play_the_same_episodes():
     env = envs.probe("observation")
+
+    def reset(key):
+        assert jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+        return envs.probe("observation").reset(key)
+
+    env = env._replace(reset=reset)
     learner = jmarl.random_policy(env.spec, jmarl.RandomConfig())
     state = learner.init(jax.random.key(0))
     scores = [
