@@ -76,7 +76,7 @@ def run(
       num_iterations: iterations of the loop.
       initial: begins with what was learnt elsewhere. A `RunState` goes on as it is; a `TrainState` meets new
         environments, and its optimiser and schedules go on; parameters alone get new ones of these. Of one seed, for
-        all seeds, or with an axis `[num_seeds]`.
+        all seeds, or with an axis `[num_seeds]`. A run that goes on from a checkpoint does not need it any more.
       iterations_per_chunk: iterations between two rows of metrics (means over them); by default a hundredth of the run.
       num_seeds: independent runs.
       sweep_axes: which fields of `cfg` hold a value for each setting. Every setting is trained with the same seeds, and
