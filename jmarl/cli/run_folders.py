@@ -84,6 +84,8 @@ def read_config(folder: Path) -> dict[str, Any]:
             raise UsageError(f"{path} was not written by jmarl train: it has no {name}.")
         if not isinstance(facts[name], kind):
             raise UsageError(f"{path} is damaged: {name} is {_show(facts[name])}.")
+    if not isinstance(facts.get("preset", ""), str):
+        raise UsageError(f"{path} is damaged: preset is {_show(facts['preset'])}.")
     for name in _COUNTS:
         value = facts.get(name, 0)
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
