@@ -161,7 +161,7 @@ def test_unknown_environment_names_the_nearest(capsys):
         (("--num-epochs", "2147483648"), "--num-epochs 2147483648 must be less than 2**31"),
         (("--hidden-sizes", "4294967296"), "--hidden-sizes 4294967296 must be less than 2**31"),
         (("--num-envs", "1e10"), "--num-envs 10000000000 must be less than 2**31"),
-        (("--total-steps", "1e30"), "takes 2**31 iterations or more"),
+        (("--total-steps", "1e30"), "iterations: 2**31 are too many"),
         (("--eval-episodes", "1e30"), "must be less than 2**31"),
         (("--absolute-episodes", "1e30"), "must be less than 2**31"),
         ((*CHEAP, "--eval-episodes", "2147483647"), "--eval-episodes 2147483647 of 1 seeds side by side take"),
