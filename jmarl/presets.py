@@ -141,7 +141,7 @@ def hanabi(algorithm: str, env: str = "hanabi") -> Preset:
 
 def gymnax(algorithm: str, env: str = "CartPole-v1") -> Preset:
     """Single-agent environments: PureJaxRL's settings, and those of RL Baselines3 Zoo for Pendulum."""
-    config = PPOConfig(learning_rate=2.5e-4, learning_rate_schedule="linear")
+    config: Any = PPOConfig(learning_rate=2.5e-4, learning_rate_schedule="linear")
     if "MinAtar" in env:
         config = config.replace(learning_rate=5e-3, num_minibatches=8, activation="relu")
         return Preset(env, config, num_envs=64, rollout_length=128, total_steps=10_000_000)
@@ -226,7 +226,7 @@ def quick(algorithm: str, env: str) -> Preset:
 
 def pqn(env: str) -> Preset:
     """PQN-VDN: many environments side by side take the place of replay."""
-    config = PQNConfig(learning_rate=2e-3, learning_rate_schedule="linear", num_minibatches=8)
+    config: Any = PQNConfig(learning_rate=2e-3, learning_rate_schedule="linear", num_minibatches=8)
     if env.startswith("MPE_"):
         config = config.replace(gamma=0.85, lambda_=0.6, epsilon_end=0.05, epsilon_steps=100_000)
     return Preset(env, config, task(env), num_envs=64, rollout_length=26, total_steps=2_000_000)
@@ -272,7 +272,7 @@ def actor_critic(algorithm: str, env: str) -> Preset:
 
 def counterfactual(env: str) -> Preset:
     """COMA: on-policy, several passes for the critic."""
-    config = COMAConfig(learning_rate=1e-3, learning_rate_schedule="linear", num_minibatches=4, num_epochs=4)
+    config: Any = COMAConfig(learning_rate=1e-3, learning_rate_schedule="linear", num_minibatches=4, num_epochs=4)
     if env.startswith("MPE_"):
         config = config.replace(gamma=0.85, team_reward="sum", normalize_advantage="all", ent_coef=0.003)
     return Preset(env, config, task(env), num_envs=64, rollout_length=26, total_steps=2_000_000)

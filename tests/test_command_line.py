@@ -2,7 +2,12 @@
 
 import csv
 import dataclasses
+import importlib.util
 import json
+import os
+import shutil
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +19,7 @@ from safetensors.numpy import load_file
 import jmarl
 import throughput
 from jmarl import presets
-from jmarl.cli import experiment, own, plotting, run_folders, train
+from jmarl.cli import experiment, main, own, plotting, report, run_folders, statistics_of_runs, train
 from jmarl.cli import options as command_line
 
 TINY = ["--hidden-sizes", "8", "--num-epochs", "1", "--num-minibatches", "1"]
@@ -156,7 +161,7 @@ def test_unknown_environment_names_the_nearest(capsys):
         (("--num-epochs", "2147483648"), "--num-epochs 2147483648 must be less than 2**31"),
         (("--hidden-sizes", "4294967296"), "--hidden-sizes 4294967296 must be less than 2**31"),
         (("--num-envs", "1e10"), "--num-envs 10000000000 must be less than 2**31"),
-        (("--total-steps", "1e30"), "takes 2**31 iterations or more"),
+        (("--total-steps", "1e30"), "iterations: 2**31 are too many"),
         (("--eval-episodes", "1e30"), "must be less than 2**31"),
         (("--absolute-episodes", "1e30"), "must be less than 2**31"),
         ((*CHEAP, "--eval-episodes", "2147483647"), "--eval-episodes 2147483647 of 1 seeds side by side take"),
@@ -318,3 +323,224 @@ def test_throughput_reports_parts_that_add_up(tmp_path, capsys):
         assert row["share"]["acting"] == pytest.approx(step / rollout - step / random)
         assert row["share"]["update"] == pytest.approx(1 - step / rollout)
     assert "steps/s" in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------------------------------------------- the command
+
+
+@pytest.fixture(scope="module")
+def tiny_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    words = [*CHEAP[:2], "--seeds", "2", *CHEAP[4:], *TINY, "--total-steps", "32", "--log-every", "1", "--no-gif"]
+    return train.main(["ippo", *words, "--eval-episodes", "2", "--absolute-episodes", "0", "--run-dir", str(folder)])
+
+
+def copied(folder, to):
+    shutil.copytree(folder, to)
+    return to
+
+
+def test_a_finished_run_is_trained_longer(tiny_run, tmp_path):
+    folder = copied(tiny_run, tmp_path / "run")
+    before = run_folders.load_metrics(folder)
+    train.main(["--resume", str(folder), "--total-steps", "48"])
+    env_steps, metrics = run_folders.load_metrics(folder)
+    assert env_steps.tolist() == [8, 16, 24, 32, 40, 48]
+    for name, values in before[1].items():
+        np.testing.assert_array_equal(metrics[name][:, :4], values)
+    facts = json.loads((folder / "config.json").read_text())
+    assert (facts["total_steps"], facts["config"]["horizon"], facts["log_every"]) == (48, 6, 1)
+    train.main(["--resume", str(folder)])  # and what was begun anew goes on as any run does
+    assert run_folders.load_metrics(folder)[0].tolist() == env_steps.tolist()
+
+
+def test_a_run_cannot_be_shortened(tiny_run, capsys):
+    assert "--total-steps 8 must be at least the 32" in refused(capsys, "--resume", str(tiny_run), "--total-steps", "8")
+    assert "--total-steps inf must be" in refused(capsys, "--resume", str(tiny_run), "--total-steps", "inf")
+
+
+def test_a_config_is_where_another_run_starts(tiny_run, tmp_path, capsys):
+    words = ["--config", str(tiny_run / "config.json"), "--gamma", "0.5", "--run-dir", str(tmp_path / "run")]
+    for first in ([], ["ippo"]):
+        arguments = command_line.parse([*first, *words], experiment.options_of, prog="", does="")
+        assert arguments.algorithm == "ippo" and arguments.config.gamma == 0.5
+        assert (arguments.options.total_steps, arguments.options.seeds, arguments.config.hidden_sizes) == (32, 2, (8,))
+        assert arguments.config.horizon is None and arguments.options.run_dir == tmp_path / "run"  # as nobody gave one
+    assert "is of ippo, not mappo: leave one of them out" in refused(capsys, "mappo", *words)
+
+
+def test_a_dry_run_says_what_a_run_takes_and_leaves_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    train.main(["ippo", *CHEAP, *TINY, "--total-steps", "80", "--dry-run"])
+    out = capsys.readouterr().out
+    # Actor: 4 x 8 + 8, 8 x 2 + 2. Critic: 4 x 8 + 8, 8 + 1.
+    assert f"{40 + 18 + 40 + 9} parameters per seed" in out
+    assert "8 environment steps per iteration, 10 iterations" in out and "hidden_sizes            (8,)" in out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_quiet_prints_the_folder_alone(tmp_path, capsys):
+    folder = tmp_path / "run"
+    train.main(["random", *CHEAP, "--total-steps", "8", "--eval-episodes", "0", "--quiet", "--run-dir", str(folder)])
+    assert capsys.readouterr().out == f"{folder}\n"
+
+
+@pytest.mark.parametrize("group", ["experiment", "algorithm", "networks", "optimiser", "exploration", "command"])
+def test_help_is_grouped_by_subject(group, capsys):
+    with pytest.raises(SystemExit):
+        parse("qmix --help")
+    text = capsys.readouterr().out
+    assert f"{group} options" in text and "--sweep" in text and "that share the seeds; of a CPU, its cores" in text
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ([], "in place of names and values"),
+        (None, "in place of names and values"),
+        ({"algorithm": None}, "algorithm is null"),
+        ({"algorithm": "ipo"}, "no algorithm is called 'ipo': did you mean"),
+        ({"env": 3}, "env is 3"),
+        ({"env_kwargs": [1]}, "env_kwargs is [1]"),
+        ({"config": "x"}, 'config is "x"'),
+        ({"config": {"gamma": "0.9"}}, 'gamma is "0.9"'),
+        ({"config": {"gamma": None}}, "gamma is null"),
+        ({"config": {"gamma": 2}}, "gamma=2 must lie in [0, 1]"),
+        ({"config": {"hidden_sizes": 8}}, "hidden_sizes is 8"),
+        ({"config": {"hidden_sizes": ["a"]}}, 'hidden_sizes is ["a"]'),
+        ({"config": {"recurrent": 1}}, "recurrent is 1"),
+        ({"config": {"unknown": 1}}, "unknown in its config, which ippo does not know"),
+        ({"seeds": "2"}, 'seeds is "2"'),
+        ({"seeds": True}, "seeds is true"),
+        ({"num_envs": -1}, "num_envs is -1"),
+        ({"checkpoint_every": "often"}, 'checkpoint_every is "often"'),
+        ({"gif": "yes"}, 'gif is "yes"'),
+        ({"shard": "agents"}, 'shard is "agents"'),
+        ({"preset": 3}, "preset is 3"),
+        ({"preset": "slow"}, "--preset slow is unknown"),
+    ],
+)
+def test_a_config_that_was_edited_is_refused_in_one_sentence(tiny_run, tmp_path, capsys, change, sentence):
+    facts = json.loads((tiny_run / "config.json").read_text())
+    (tmp_path / "checkpoints").mkdir()
+    facts = facts | change if isinstance(change, dict) else change
+    (tmp_path / "config.json").write_text(json.dumps(facts))
+    text = refused(capsys, "--resume", str(tmp_path))
+    assert sentence in text and text.count(". ") <= 1
+
+
+def test_a_seed_that_diverged_is_named_and_never_the_best(tiny_run, tmp_path, capsys):
+    folder = copied(tiny_run, tmp_path / "run")
+    content = json.loads((folder / "metrics.json").read_text())
+    content["metrics"]["eval/return_sum"] = [[None, None, None, 9.0], [None, None, None, 5.0]]
+    content["metrics"]["loss/policy"] = [[0.1, 0.1, None, None], [0.1] * 4]
+    (folder / "metrics.json").write_text(json.dumps(content))
+    lost = run_folders.diverged({"w": np.array([[1.0, np.nan], [1.0, 2.0]])}, folder)
+    assert lost == {0: 24}
+    assert experiment._report(folder, "title", lost) == 1  # though the other's last return was higher
+    assert "Diverged, so that parameters are not finite: seed 0 after 24 steps" in capsys.readouterr().out
+    assert experiment._report(folder, "title", {0: 24, 1: 32}) is None
+
+
+def test_learning_rates_that_are_too_large_end_in_a_config_that_says_so(tmp_path, capsys):
+    folder = tmp_path / "run"
+    words = ["ippo", *CHEAP, *TINY, "--total-steps", "80", "--learning-rate", "1e38", "--max-grad-norm", "none"]
+    train.main([*words, "--eval-episodes", "2", "--absolute-episodes", "0", "--run-dir", str(folder)])
+    assert list(json.loads((folder / "config.json").read_text())["diverged"]) == ["0"]
+    assert (folder / "params.safetensors").exists() and not (folder / "trained.gif").exists()
+
+
+def test_plots_and_reports_draw_the_same_interval(tiny_run, tmp_path, monkeypatch):
+    drawn = []
+    summary = statistics_of_runs.summary
+    monkeypatch.setattr(
+        statistics_of_runs,
+        "summary",
+        lambda *scores, interval: drawn.append(interval) or summary(*scores, interval=interval),
+    )
+    for interval in statistics_of_runs.INTERVALS:
+        drawn.clear()
+        words = [str(tiny_run), "--metric", "eval/return_sum", "--interval", interval]
+        plotting.main([*words, "--out", str(tmp_path / f"{interval}.png")])
+        report.main([*words, "--out", str(tmp_path / interval)])
+        assert len(drawn) >= 3 and set(drawn) == {interval}
+        assert statistics_of_runs.INTERVALS[interval] in (tmp_path / interval / "report.md").read_text()
+
+
+def test_a_summary_is_the_one_that_it_is_called():
+    seeds = np.array([-61.4, -63.5, -73.0, -68.0])
+    np.testing.assert_allclose(
+        statistics_of_runs.summary(seeds),
+        [
+            np.mean([-63.5, -68.0]),
+            *statistics_of_runs.stratified_bootstrap(statistics_of_runs.interquartile_mean, seeds),
+        ],
+    )
+    # t(0.975, 2) = 4.302653, s = sqrt(7), n = 3; t(0.975, 1) = 12.706205, s = sqrt(2), n = 2.
+    values = np.array([[1.0, 5.0, np.nan], [2.0, 7.0, 3.0], [6.0, np.nan, np.nan]]).T
+    mean, low, high = statistics_of_runs.summary(values, interval="mean")
+    np.testing.assert_allclose(mean, [3.0, 6.0, 3.0])
+    np.testing.assert_allclose(high - mean, [4.302653 * np.sqrt(7 / 3), 12.706205, np.nan], rtol=1e-6)
+    np.testing.assert_allclose(mean - low, high - mean)
+
+
+def test_an_inherited_backend_does_not_matter():
+    code = "from jmarl.cli import plotting; import os; print(os.environ['MPLBACKEND'])"
+    environ = {**os.environ, "MPLBACKEND": "module://there_is_no.backend"}
+    result = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=300)
+    assert result.stdout.strip() == environ["MPLBACKEND"], result.stderr
+
+
+def test_each_value_of_a_sweep_is_checked(tmp_path, capsys):
+    folder = str(tmp_path / "run")
+    for swept, sentence in {
+        "gamma=0.9,2": "gamma=2: gamma=2.0 must lie in [0, 1]",
+        "learning-rate=1e-3,-1": "--learning-rate -1 must not be negative",
+        "ent-coef=0,nan": "--ent-coef nan must be a finite number",
+    }.items():
+        assert sentence in refused(capsys, "ippo", *CHEAP, *TINY, "--run-dir", folder, "--sweep", swept)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_command_has_help_a_version_and_lists(capsys):
+    for words in ([], ["--help"]):
+        assert main.main(words) == 0
+        text = capsys.readouterr().out
+        assert all(f"  {name} " in text for name in main.COMMANDS)
+    main.main(["--version"])
+    assert capsys.readouterr().out == f"jmarl {jmarl.__version__}\n"
+    main.main(["algorithms"])
+    assert all(name in capsys.readouterr().out for name in ["ippo"])
+    main.main(["algorithms", "ippo"])
+    assert "discount of future rewards" in capsys.readouterr().out
+    main.main(["envs"])
+    listed = capsys.readouterr().out.split()
+    assert {"MPE_simple_spread_v3", "CartPole-v1", "predator_prey"} <= set(listed)
+    main.main(["envs", "CartPole-v1", "--env-kwargs", "max_steps_in_episode=7"])
+    assert "max_steps       7" in capsys.readouterr().out
+    main.main(["presets", "vdn", "--env", "MPE_simple_spread_v3"])
+    assert "gamma                   0.85" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("words", "sentence"), [(["trian"], "did you mean train?"), (["envs", "CartPol"], "did you")])
+def test_an_unknown_command_or_name_is_refused(words, sentence, capsys):
+    with pytest.raises(SystemExit) as error:
+        main.main(words)
+    assert error.value.code == 2 and sentence in capsys.readouterr().err
+
+
+def test_without_the_extra_one_sentence_names_it(monkeypatch, capsys):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: None if name == "tyro" else find(name))
+    with pytest.raises(SystemExit) as error:
+        main.main(["train", "mappo"])
+    assert error.value.code == 2
+    assert capsys.readouterr().err == 'error: the command jmarl needs tyro: pip install "jmarl[cli]".\n'
+
+
+def test_a_shell_can_complete_the_command(capsys):
+    with pytest.raises(SystemExit) as error:
+        main.main(["--tyro-print-completion", "bash"])
+    script = capsys.readouterr().out
+    assert error.value.code in (0, None)
+    assert all(word in script for word in ["mappo", "crossplay", "--learning-rate", "--env-kwargs"])

@@ -18,11 +18,11 @@ class Interrupted(UsageError):
 
 
 @contextlib.contextmanager
-def usage_errors(*also: type[Exception]) -> Iterator[None]:
-    """Ends the command with exit code 2 and one sentence on a `UsageError`, and on exceptions of the types `also`."""
+def usage_errors() -> Iterator[None]:
+    """Ends the command with exit code 2 and one sentence on a `UsageError`."""
     try:
         yield
-    except (UsageError, *also) as error:
+    except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
 

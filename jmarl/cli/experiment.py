@@ -461,9 +461,7 @@ def _report(folder: Path, title: str, diverged: Mapping[int, int]) -> int | None
     print(f"Results, parameters included, are in {folder}")
     if diverged:
         when = ", ".join(f"seed {seed} after {steps:,} steps" for seed, steps in diverged.items())
-        print(
-            f"Diverged, their parameters are not finite: {when}. What they last measured is in the table all the same."
-        )
+        print(f"Diverged, so that parameters are not finite: {when}. The table has what these seeds last measured.")
     if not returns:
         print("No episode finished, so there is no curve.")
         return None

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import tyro
 
@@ -14,7 +15,7 @@ from jmarl.envs import gymnax_adapter, jaxmarl_adapter
 
 def main(argv: Sequence[str] | None = None, prog: str = "jmarl envs") -> None:
     """The command line of the three: the last word of `prog` says which."""
-    commands = {"envs": list_envs, "algorithms": list_algorithms, "presets": list_presets}
+    commands: dict[str, Any] = {"envs": list_envs, "algorithms": list_algorithms, "presets": list_presets}
     with usage_errors():
         tyro.cli(commands[prog.split()[-1]], prog=prog, args=argv)
 
@@ -56,7 +57,7 @@ def list_algorithms(name: tyro.conf.Positional[str] = "") -> None:
       name: an algorithm, or a function of your own: module:function or file.py:function.
     """
     if name:
-        cls = own.config_class(name)
+        cls: Any = own.config_class(name)
         for field, text in configs.explain(cls).items():
             default = cls.__dataclass_fields__[field].default
             print(f"{field:24s}{default!s:14s}{text}")

@@ -180,10 +180,10 @@ def require_sensible_numbers(options: Any, config: Any) -> None:
     for name, _ in configs.fields(config):
         values, last = configs.get(config, name), name.rpartition(".")[2]
         for value in values if isinstance(values, tuple) else (values,):
-            if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+            if isinstance(value, bool) or not isinstance(value, int | float):
                 continue
             option = f"{as_words(name)} {value:g}" if isinstance(value, float) else f"{as_words(name)} {value}"
-            if not math.isfinite(value) or abs(value) > np.finfo(np.float32).max:
+            if not math.isfinite(value) or abs(float(value)) > float(np.finfo(np.float32).max):
                 raise UsageError(f"{option} must be a finite number.")
             if isinstance(value, int) and value > LARGEST:
                 raise UsageError(f"{option} must be less than 2**31.")

@@ -123,10 +123,10 @@ def plot(
     if not folders:
         raise UsageError("name at least one run folder.")
     require_free_file(out, overwrite)
-    folders = runs_in(folders)
-    require_metric(folders, metric)
+    found = runs_in(folders)
+    require_metric(found, metric)
     try:
-        print(plot_curves(folders, out, metrics=[metric], title=title, interval=interval))
+        print(plot_curves(found, out, metrics=[metric], title=title, interval=interval))
     except ValueError as error:  # of matplotlib, which does not know every ending
         raise UsageError(f"{out} cannot be drawn: {error}.") from error
 

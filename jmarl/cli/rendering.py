@@ -201,7 +201,7 @@ class _Canvas:
         self._draw = ImageDraw.Draw(self._image)
         self._unit, self._corner = SIZE * SCALE / side, corner
 
-    def _pixel(self, point: np.ndarray) -> tuple[Number, Number]:
+    def _pixel(self, point: np.ndarray) -> tuple[Any, Any]:
         return (point[0] - self._corner[0]) * self._unit, (self._corner[1] - point[1]) * self._unit
 
     def disc(self, centre: np.ndarray, radius: Number, colour: tuple[int, ...], text: str = "", ink: Any = INK) -> None:

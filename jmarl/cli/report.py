@@ -167,8 +167,8 @@ def _merge(
             raise UsageError(
                 f"{one.folder} and {other.folder} hold the same seeds (--seed {one.facts['seed']}): leave one out."
             )
-    shared = set.intersection(*(set(run.env_steps.tolist()) for run in runs))
-    shared = np.array(sorted(step for step in shared if env_steps is None or step <= env_steps))
+    common = set.intersection(*(set(run.env_steps.tolist()) for run in runs))
+    shared = np.array(sorted(step for step in common if env_steps is None or step <= env_steps))
     if not shared.size:
         folders = " and ".join(str(run.folder) for run in runs)
         limit = "" if env_steps is None else f" up to {env_steps:,} environment steps"
@@ -228,7 +228,8 @@ def write_report(
     sections = ["# Report", _preamble(metric, runs, env_steps, interval)]
     for task, of_task in tasks.items():
         env = of_task[0].runs[0].facts["env"]
-        score_range, threshold = (given.get(task, given.get(env, given.get(""))) for given in (ranges, thresholds))
+        score_range = ranges.get(task, ranges.get(env))
+        threshold = thresholds.get(task, thresholds.get(env, thresholds.get("")))
         label = f"normalised score, 0 is {score_range[0]:g} and 1 is {score_range[1]:g}" if score_range else unit
         goal = None if threshold is None else _normalised(threshold, score_range)
         look = figures.Look(task, label, lines, interval)
@@ -356,7 +357,9 @@ def _task_table(
             f"{show(group.final.min())} to {show(group.final.max())}",
         ]
         if goal is not None:
-            steps, seconds = (statistics.when_reached(group.scores, at, goal) for at in (group.env_steps, group.wall_s))
+            steps, seconds = (
+                np.asarray(statistics.when_reached(group.scores, at, goal)) for at in (group.env_steps, group.wall_s)
+            )
             devices = sorted({run.facts.get("system", {}).get("device", "unknown") for run in group.runs})
             row += [_median(steps), _median(seconds), " and ".join(devices)]
             row += [f"{np.isfinite(steps).sum()} of {len(steps)}"]
@@ -366,12 +369,12 @@ def _task_table(
 
 def _centres(runs: np.ndarray, show: Callable[[float], str], interval: statistics.Interval) -> list[str]:
     """The cells IQM and mean: the one that was asked for has its interval."""
-    plain = {"iqm": show(statistics.interquartile_mean(runs)), "mean": show(runs.mean())}
+    plain = {"iqm": show(float(statistics.interquartile_mean(runs))), "mean": show(runs.mean())}
     return list((plain | {interval: _centre([runs], show, interval)}).values())
 
 
 def _centre(scores: Sequence[np.ndarray], show: Callable[[float], str], interval: statistics.Interval) -> str:
-    centre, low, high = statistics.summary(*scores, interval=interval)
+    centre, low, high = map(float, statistics.summary(*scores, interval=interval))
     return f"{show(centre)} ({show(low)} to {show(high)})" if np.isfinite(low) else show(centre)
 
 
@@ -482,7 +485,7 @@ def report(
     """
     if not runs:
         raise UsageError("name at least one run folder.")
-    ranges = named_numbers("--score-range", score_range, 2)
+    ranges = {name: (low, high) for name, (low, high) in named_numbers("--score-range", score_range, 2).items()}
     for name, (low, high) in ranges.items():
         if not name or low >= high:
             raise UsageError(f"--score-range takes ENVIRONMENT=LOW,HIGH with LOW below HIGH, not {score_range}.")

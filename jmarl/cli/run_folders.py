@@ -84,6 +84,8 @@ def read_config(folder: Path) -> dict[str, Any]:
             raise UsageError(f"{path} was not written by jmarl train: it has no {name}.")
         if not isinstance(facts[name], kind):
             raise UsageError(f"{path} is damaged: {name} is {_show(facts[name])}.")
+    if not isinstance(facts.get("preset", ""), str):
+        raise UsageError(f"{path} is damaged: preset is {_show(facts['preset'])}.")
     for name in _COUNTS:
         value = facts.get(name, 0)
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
@@ -118,7 +120,7 @@ def _migrated(facts: dict[str, Any]) -> dict[str, Any]:
     if "team_reward" in config and config["team_reward"] is None:
         config["team_reward"] = "sum" if algorithm in _TEAMS else "individual"
     if not own.is_own(algorithm):
-        fields = own.config_class(algorithm).__dataclass_fields__
+        fields = {field.name: field for field in dataclasses.fields(own.config_class(algorithm))}
         if "suboptimal_weight" in fields and "alpha" in config:
             config["suboptimal_weight"] = config.pop("alpha")
         default = getattr(fields.get("normalize_advantage"), "default", None)
@@ -131,7 +133,7 @@ def _migrated(facts: dict[str, Any]) -> dict[str, Any]:
 def _migrated_command(command: Any, algorithm: str) -> str:
     """The words of `python benchmarks/train.py` as those of `jmarl train`."""
     renamed = {"--num-updates-per-step": "--num-updates", "--num-updates": "--horizon", "--split": "--shard"}
-    if algorithm in ("cw_qmix", "ow_qmix") and "suboptimal_weight" in own.config_class(algorithm).__dataclass_fields__:
+    if algorithm in ("cw_qmix", "ow_qmix") and hasattr(own.config_class(algorithm)(), "suboptimal_weight"):
         renamed["--alpha"] = "--suboptimal-weight"
     words = shlex.split(command) if isinstance(command, str) else []
     begin = next((i + 1 for i, word in enumerate(words) if word.endswith("train.py")), len(words))

@@ -180,7 +180,9 @@ def _study(args: argparse.Namespace, question: dict[str, Any]) -> "optuna.Study"
 
 def _train(trial: "optuna.Trial", words: Sequence[str], metric: str) -> tuple[list[float], bool]:
     """The score of each evaluation, a mean over seeds, and whether the trial was ended early as hopeless."""
-    setting, info, scores = setting_of(words), {}, []
+    setting = setting_of(words)
+    info: dict[str, Any] = {}
+    scores: list[float] = []
 
     def report(env_steps, metrics, state):
         is_last = env_steps == info["total_env_steps"]

@@ -158,9 +158,9 @@ def _settings(swept: Sequence[str], rest: Sequence[str], typed: Collection[str] 
         raise UsageError(f"--sweep names {name} {number} times: put all its values into one {name}=VALUE,VALUE.")
     rest = without(rest, {f"--{of_option[0][0]}" for of_option in choices})  # the values of the sweep count
     settings = []
-    for values in itertools.product(*choices):
-        words = [*rest, *itertools.chain.from_iterable(itertools.starmap(as_option, values))]
-        name = "-".join(f"{name}={value}" for name, value in values).replace("/", "_")
+    for combination in itertools.product(*choices):
+        words = [*rest, *itertools.chain.from_iterable(itertools.starmap(as_option, combination))]
+        name = "-".join(f"{option}={value}" for option, value in combination).replace("/", "_")
         settings.append(setting_of(words, name, typed))
     name, number = collections.Counter(setting.name for setting in settings).most_common(1)[0]
     if number > 1:
@@ -186,8 +186,8 @@ def _require_possible(setting: Setting) -> None:
 def setting_of(words: Sequence[str], name: str = "", typed: Collection[str] | None = None) -> Setting:
     """What these words of the command line say."""
     does = "Trains {algorithm} on {env} with each of several settings."
-    *arguments, mode = parse(words, experiment.options_of, prog="jmarl train", does=does, given=typed)
-    setting = Setting(name, list(words), *arguments, mode.quiet)
+    said = parse(words, experiment.options_of, prog="jmarl train", does=does, given=typed)
+    setting = Setting(name, list(words), said.algorithm, said.options, said.config, said.env_kwargs, said.mode.quiet)
     experiment.require_sensible(setting.options)
     return setting
 
