@@ -63,8 +63,10 @@ def _comments(cls: type) -> dict[str, str]:
     for line in lines:
         if line.strip() and not line.startswith(" "):
             break
-        if match := re.match(r"    (\w+): .*#\s*(.+)$", line):
-            found[match[1]] = match[2]
+        if match := re.match(r"    (\w+): ", line):
+            name = match[1]
+        if match := re.match(r"    (?:\w+: .*|\)\s*)#\s*(.+)$", line):  # a long field ends with a line of its own
+            found[name] = match[1]
     return found
 
 
