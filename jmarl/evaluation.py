@@ -68,16 +68,8 @@ def evaluate(
         returns = returns + jnp.where(going_on[:, None], outcome.reward, 0)
         ends = going_on & outcome.last
         info = jax.tree.map(lambda old, new: jnp.where(ends, new.astype(jnp.float32), old), info, outcome.info)
-        return (
-            t + 1,
-            env_state,
-            obs,
-            carry,
-            going_on & ~outcome.last,
-            returns,
-            length + going_on.astype(jnp.int32),
-            info,
-        )
+        length = length + going_on.astype(jnp.int32)
+        return t + 1, env_state, obs, carry, going_on & ~outcome.last, returns, length, info
 
     carry = learner.init_carry((num_episodes,))
     outcome = jax.eval_shape(play_step, jnp.int32(0), env_state, obs, carry)[3]
