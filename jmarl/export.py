@@ -77,7 +77,7 @@ def load_parameters(path: str | os.PathLike[str], like: Any) -> Any:
     path, wanted = Path(path), _by_name(like)
     data, safetensors = path.read_bytes(), _safetensors()
     try:
-        arrays = safetensors.load(data)
+        arrays = safetensors.load_file(path)  # its load does not know bfloat16
         # A length, then a header in JSON.
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         checksum = header.get("__metadata__", {}).get(_CHECKSUM)

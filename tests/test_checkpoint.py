@@ -215,6 +215,8 @@ def test_a_score_is_beaten_only_by_a_higher_one():
         and kept.train_state.extras[1] == old.train_state.extras[1]
     )
     assert kept.train_state.step.dtype == jnp.int32
+    unspoilt = saving.better(old, new, np.zeros(4, bool))  # the new parameters are not finite
+    np.testing.assert_array_equal(unspoilt.score, old.score)
 
 
 def test_another_run_is_not_resumed_and_none_is_overwritten(whole):

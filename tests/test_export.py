@@ -262,6 +262,7 @@ def test_no_damaged_parameters_are_taken_for_whole_ones(tmp_path):
     path = tmp_path / "params"
     export.save_parameters(params, path)
     data = path.read_bytes()
+    export.load_parameters(path, params)
     for damaged in damages(data):
         path.write_bytes(damaged)
         try:

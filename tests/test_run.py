@@ -414,15 +414,17 @@ def test_run_reports_and_drops_what_rollouts_count(capsys):
 
 
 def test_parameters_that_are_not_finite_never_become_the_best(tmp_path, capsys):
-    """From the third iteration on they are NaN, and the score would be the highest."""
+    """The second action is played first, and from the third iteration on the first, as they are NaN, with its score."""
+    loop = loop_of(envs.matrix_game([[9.0, 0.0], [0.0, 1.0]], num_steps=3))
 
     def step(state, cfg):
-        new, values = LOOP.step(state, cfg)
-        lost = jax.tree.map(lambda x: jnp.where(new.env_steps >= 48, jnp.nan, x), new.train_state.params)
+        new, values = loop.step(state, cfg)
+        second = lambda x: jnp.zeros_like(x) + (jnp.arange(2.0) if x.shape[-1] == 2 else 0.0)  # noqa: E731
+        lost = jax.tree.map(lambda x: jnp.where(new.env_steps >= 48, jnp.nan, second(x)), new.train_state.params)
         return new.replace(train_state=dataclasses.replace(new.train_state, params=lost)), values
 
     evaluation = jmarl.Evaluation(num_episodes=2, every=1)
-    state = run(tmp_path / "ckpt", loop=LOOP._replace(step=step), evaluation=evaluation)
+    state = run(tmp_path / "ckpt", loop=loop._replace(step=step), evaluation=evaluation)
     like = jmarl.running.Best(train_state=state.train_state, score=jnp.zeros(1))
     best = checkpoint.restore(tmp_path / "ckpt", like, part="best")
     assert np.isfinite(best.score).all() and int(best.train_state.env_steps[0]) <= 32
