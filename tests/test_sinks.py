@@ -215,7 +215,8 @@ def test_train_sends_everything_to_both(tmp_path, fake):
 
 
 def test_a_sweep_sends_each_setting_to_wandb(tmp_path, fake):
-    words = [*TINY, "--absolute-episodes", "0", "--wandb", "project", "--sweep", "seed=0,1"]
+    words = [*TINY, "--wandb", "project", "--sweep", "seed=0,1"]
+    words[words.index("--absolute-episodes") + 1] = "0"
     folder = train.main([*words, "--run-dir", str(tmp_path / "sweep")])
     assert [run.options["name"] for run in fake.runs] == [f"seed={i} seed {seed}" for i in (0, 1) for seed in (0, 1)]
     for i, run in enumerate(fake.runs):

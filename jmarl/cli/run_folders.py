@@ -136,7 +136,7 @@ def _migrated_command(command: Any, algorithm: str) -> str:
     if algorithm in ("cw_qmix", "ow_qmix") and hasattr(own.config_class(algorithm)(), "suboptimal_weight"):
         renamed["--alpha"] = "--suboptimal-weight"
     words = shlex.split(command) if isinstance(command, str) else []
-    begin = next((i + 1 for i, word in enumerate(words) if word.endswith("train.py")), len(words))
+    begin = next((i + 1 for i, word in enumerate(words) if word.endswith(("train.py", "train"))), len(words))
     new = [word.partition("=") for word in words[begin:]]
     return shlex.join(["jmarl", "train", *(renamed.get(name, name) + equals + value for name, equals, value in new)])
 
