@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 .PHONY: demo test lint
 
-demo: $(VENV)/.installed-bench
+demo: $(VENV)/.installed-cli
 	@$(BIN)/python benchmarks/demo.py
 
 test: lint

@@ -1,6 +1,6 @@
-"""`make demo`: four MAPPO teams learn MPE simple_spread side by side, in one vmap. A short call of train.py."""
+"""`make demo`: four MAPPO teams learn MPE simple_spread side by side, in one vmap. A short call of `jmarl train`."""
 
-import train
+from jmarl.cli import train
 
 if __name__ == "__main__":
     print("Four teams of three learn to cover three landmarks. Ctrl-C stops early and keeps what was learnt.")

@@ -1,9 +1,11 @@
-"""jmarl's parts used by hand: a loss, an update, a network of one's own, an environment of one's own.
+"""jmarl's parts used by hand: a loss, an update, targets, a network and an environment of one's own.
 
     python examples/composing.py
 
 Each function stands alone and can be pasted into a notebook.
 """
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -48,6 +50,23 @@ def one_update_on_a_batch():
         state, metrics = update(state, batch, key)
         errors.append(float(metrics["loss/critic"]))
     return errors  # falling
+
+
+def an_advantage_and_a_loss_of_your_own():
+    """Between targets and loss there is room: another advantage, and a penalty for leaving the old policy."""
+
+    def bandit_targets(params, batch, moments=None, *, nets, cfg):
+        targets, moments, metrics = jmarl.ppo_targets(params, batch, moments, nets=nets, cfg=cfg)
+        return targets.replace(advantage=batch.steps.reward - batch.steps.reward.mean()), moments, metrics
+
+    def cautious_loss(params, batch, targets, *, nets, cfg):
+        loss, metrics = jmarl.ppo_loss(params, batch, targets, nets=nets, cfg=cfg)
+        return loss + 0.1 * metrics["policy/approx_kl"], {**metrics, "loss/cautious": loss}
+
+    cautious = functools.partial(jmarl.ippo, targets=bandit_targets, loss=cautious_loss)
+    loop = jmarl.on_policy(jmarl.envs.matrix_game([[1.0, 0.0], [0.0, 2.0]]), cautious, num_envs=16, rollout_length=8)
+    _, metrics = jax.jit(jmarl.make_train(loop, 40))(jax.random.key(0), jmarl.PPOConfig(learning_rate=1e-2))
+    return metrics["train/return_mean"]  # rising to 2
 
 
 def a_network_of_your_own():
@@ -101,6 +120,8 @@ if __name__ == "__main__":
     print("values of five states in a row:", one_loss_alone().round(2))
     errors = one_update_on_a_batch()
     print(f"critic's error on a batch: {errors[0]:.3f} at first, {errors[-1]:.3f} after 50 updates")
+    returns = an_advantage_and_a_loss_of_your_own()
+    print(f"return in a game of two: {returns[0]:.2f} at first, {returns[-1]:.2f} at last")
     errors = a_network_of_your_own()
     print(f"error of a linear VDN: {errors[0]:.3f} at first, {errors[-1]:.3f} at last")
     returns = an_environment_of_your_own()

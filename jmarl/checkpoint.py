@@ -17,10 +17,14 @@ Traceback (most recent call last):
 ValueError: params is float32 [3] in the checkpoint, but float32 [4] is expected here.
 """
 
+import functools
 import json
+import logging
 import os
 import re
+import secrets
 import shutil
+import sys
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,6 +33,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from jmarl import files
 
 __all__ = ["Writer", "describe", "restore", "steps", "take_seed"]
 
@@ -67,20 +73,17 @@ class Writer:
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, keep: int = 3, resume: bool = False):
-        import orbax.checkpoint as ocp  # here: it would be a large part of the time that `import jmarl` takes
-
         if keep < 1:
             raise ValueError(f"keep={keep} must be at least 1.")
-        self.folder, self.keep = Path(folder).absolute(), keep
-        if resume:
-            _require_ours(self.folder)
-        else:
+        self.folder, self.keep = files.absolute(folder), keep
+        if not resume:
             _make(self.folder)
+        self._identity = _identity(self.folder)
         self._lock = _lock(self.folder)
         for path in self.folder.iterdir():
             if re.fullmatch(r"\d+\.(old|orbax-checkpoint-tmp.*)", path.name):  # left by a process that was killed
                 shutil.rmtree(path)
-        self._ocp = ocp
+        self._ocp = ocp = _orbax()
         self._memory: dict[str, np.ndarray] = {}
         self._checkpointer = ocp.AsyncCheckpointer(_handler(ocp), multiprocessing_options=_alone(ocp))
 
@@ -95,15 +98,19 @@ class Writer:
         self.wait()
         if step in steps(self.folder):
             raise FileExistsError(f"{self.folder} holds a checkpoint {step} already.")
-        leaves = _by_name(tree)
+        leaves = by_name(tree)
         with ThreadPoolExecutor() as threads:  # training waits for it, so that all cores are free
             arrays = dict(zip(leaves, threads.map(self._copy, leaves, leaves.values()), strict=True))
             checksums = dict(zip(leaves, threads.map(_checksum, arrays.values()), strict=True))
         facts = {
             "format": _FORMAT,
+            "identity": self._identity,
+            "step": step,
             "leaves": {name: _leaf(x)._replace(crc32=checksums[name]) for name, x in leaves.items()},
             "info": info,
         }
+        facts = json.loads(json.dumps(facts))  # as it will be read
+        facts["crc32"] = _checksum_of_facts(facts)
         args = self._ocp.args
         items = {
             # Orbax refuses arrays of no elements; their shape says it all.
@@ -133,11 +140,11 @@ class Writer:
         """Returns when the last save is complete, and removes old checkpoints."""
         try:
             self._checkpointer.wait_until_finished()
+            for step in steps(self.folder)[: -self.keep]:
+                # Renamed first, so that half a checkpoint is never taken for a whole one.
+                shutil.rmtree((self.folder / str(step)).rename(self.folder / f"{step}.old"))
         except Exception as error:  # whatever went wrong in another thread
             raise self._failed(error) from error
-        for step in steps(self.folder)[: -self.keep]:
-            # Renamed first, so that half a checkpoint is never taken for a whole one.
-            shutil.rmtree((self.folder / str(step)).rename(self.folder / f"{step}.old"))
 
     def close(self) -> None:
         """Completes the last save."""
@@ -149,7 +156,9 @@ class Writer:
 
     def _failed(self, error: Exception) -> OSError:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        kept = ", ".join(map(str, steps(self.folder))) or "none"
+        if code := re.search(r"os_error_code='(\d+)'", reason):  # at the end of a long story
+            reason = os.strerror(int(code[1]))
+        kept = ", ".join(map(str, steps(self.folder) if self.folder.is_dir() else ())) or "none"
         return OSError(f"Could not write a checkpoint to {self.folder} (earlier ones are intact: {kept}): {reason}")
 
     def __enter__(self) -> "Writer":
@@ -161,7 +170,7 @@ class Writer:
 
 def steps(folder: str | os.PathLike[str]) -> list[int]:
     """The steps of the checkpoints in a folder, in rising order."""
-    return sorted(int(path.name) for path in Path(folder).iterdir() if path.name.isdecimal())
+    return sorted(int(path.name) for path in Path(folder).iterdir() if re.fullmatch(r"0|[1-9][0-9]*", path.name))
 
 
 def restore(folder: str | os.PathLike[str], like: Any, *, step: int | None = None, part: str = "") -> Any:
@@ -175,14 +184,15 @@ def restore(folder: str | os.PathLike[str], like: Any, *, step: int | None = Non
     """
     folder, step = _find(folder, step)
     prefix = f"{part}." if part else ""
-    known = {
-        name.removeprefix(prefix): leaf for name, leaf in _facts(folder, step)[0].items() if name.startswith(prefix)
-    }
-    wanted = {name: _leaf(x) for name, x in _by_name(jax.eval_shape(lambda x: x, like)).items()}
+    leaves, _ = _facts(folder, step)
+    saved = {_current(name): name for name in leaves}
+    known = {name.removeprefix(prefix): leaves[saved[name]] for name in saved if name.startswith(prefix)}
+    wanted = {name: _leaf(x) for name, x in by_name(jax.eval_shape(lambda x: x, like)).items()}
     _require_equal(known, wanted)
-    arrays = _read(folder, step, {f"{prefix}{name}": leaf for name, leaf in known.items()})
-    leaves = [_to_jax(arrays[f"{prefix}{name}"], known[name]) for name in wanted]
-    return jax.tree.unflatten(jax.tree.structure(like), leaves)
+    arrays = _read(folder, step, {saved[f"{prefix}{name}"]: leaf for name, leaf in known.items()})
+    return jax.tree.unflatten(
+        jax.tree.structure(like), [_to_jax(arrays[saved[f"{prefix}{name}"]], known[name]) for name in wanted]
+    )
 
 
 def describe(folder: str | os.PathLike[str], step: int | None = None) -> dict[str, Any]:
@@ -215,7 +225,8 @@ def _make(folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.with_name(f"{folder.name}.{os.getpid()}.tmp")
     temporary.mkdir()
-    (temporary / _MARKER).write_text(json.dumps({"what": "checkpoints of jmarl", "format": _FORMAT}) + "\n")
+    marker = {"what": "checkpoints of jmarl", "format": _FORMAT, "identity": secrets.token_hex(8)}
+    (temporary / _MARKER).write_text(json.dumps(marker) + "\n")
     try:
         os.rename(temporary, folder)  # refused unless there is nothing, or an empty folder
     except OSError as error:
@@ -225,16 +236,18 @@ def _make(folder: Path) -> None:
             raise FileExistsError(sentence) from error
 
 
-def _require_ours(folder: Path) -> None:
+def _identity(folder: Path) -> str | None:
+    """Tells a folder of ours from all others, wherever it is moved; None in one of an earlier version."""
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} does not exist, so there are no checkpoints to read.")
     try:
         marker = json.loads((folder / _MARKER).read_text())
-        is_known = marker["format"] == _FORMAT
+        is_known, identity = marker["format"] == _FORMAT, marker.get("identity")
     except (OSError, ValueError, TypeError, KeyError):
         raise ValueError(f"{folder} is not a folder of jmarl's checkpoints: its {_MARKER} is no such file.") from None
     if not is_known:
         raise ValueError(f"{folder} has format {marker['format']}, but this version of jmarl reads format {_FORMAT}.")
+    return identity
 
 
 def _lock(folder: Path) -> int:
@@ -253,8 +266,8 @@ def _lock(folder: Path) -> int:
 
 
 def _find(folder: str | os.PathLike[str], step: int | None) -> tuple[Path, int]:
-    path = Path(folder).absolute()
-    _require_ours(path)
+    path = files.absolute(folder)
+    _identity(path)
     there = steps(path)
     if not there:
         raise FileNotFoundError(f"{path} holds no checkpoint: none was completed yet.")
@@ -266,13 +279,18 @@ def _find(folder: str | os.PathLike[str], step: int | None) -> tuple[Path, int]:
 # -------------------------------------------------------------------------------------------------------- leaves
 
 
-def _by_name(tree: Any) -> dict[str, Any]:
+def by_name(tree: Any) -> dict[str, Any]:
     """Leaves by their place in the tree, such as `learner.params.actor.Dense_0.kernel`."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     by_name = {jax.tree_util.keystr(place, simple=True, separator="."): leaf for place, leaf in leaves}
     if len(by_name) < len(leaves):
         raise ValueError("Two arrays have the same name: let no key of the tree hold a dot.")
     return by_name
+
+
+def _current(name: str) -> str:
+    """The name that a leaf has now: what a run has learnt was its `learner` before 0.1."""
+    return re.sub(r"^(run|best)\.learner\.", r"\1.train_state.", name)
 
 
 def _is_key(x: Any) -> bool:
@@ -286,6 +304,10 @@ def _leaf(x: Any) -> _Leaf:
 
 def _checksum(x: np.ndarray) -> int:
     return zlib.crc32(x.reshape(-1).view(np.uint8).data) if x.size else 0
+
+
+def _checksum_of_facts(facts: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(facts, sort_keys=True).encode())
 
 
 def _to_jax(x: np.ndarray, leaf: _Leaf) -> jax.Array:
@@ -303,6 +325,21 @@ def _require_equal(known: dict[str, _Leaf], wanted: dict[str, _Leaf]) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------- reading
+
+
+@functools.cache
+def _orbax() -> Any:
+    """Imported here: it would be a large part of the time that `import jmarl` takes.
+
+    What goes wrong is raised here, in a sentence. Orbax logs its traceback as well, from each of its threads, and those
+    of tensorstore complain that orbax does not listen any more.
+    """
+    import orbax.checkpoint as ocp
+
+    logging.getLogger("absl").addFilter(lambda record: "orbax" not in Path(record.pathname).parts)
+    hook = sys.unraisablehook
+    sys.unraisablehook = lambda args: None if str(args.exc_value) == "Event loop is closed" else hook(args)
+    return ocp
 
 
 def _handler(ocp: Any) -> Any:
@@ -324,21 +361,26 @@ def _alone(ocp: Any) -> Any:
 
 def _facts(folder: Path, step: int) -> tuple[dict[str, _Leaf], Any]:
     """Leaves by name, and the info."""
-    import orbax.checkpoint as ocp
-
+    ocp = _orbax()
     try:
         with ocp.Checkpointer(_handler(ocp), multiprocessing_options=_alone(ocp)) as checkpointer:
             facts = checkpointer.restore(folder / str(step), ocp.args.Composite(facts=ocp.args.JsonRestore()))["facts"]
         leaves = {name: _Leaf(d, tuple(s), *more) for name, (d, s, *more) in facts["leaves"].items()}
-        return leaves, facts["info"]
+        info, crc32 = facts["info"], facts.pop("crc32", None)
     except Exception as error:  # orbax and tensorstore raise many kinds
         raise _damaged(folder, step, "its facts cannot be read") from error
+    if crc32 is None:  # of an earlier version
+        return leaves, info
+    if crc32 != _checksum_of_facts(facts):
+        raise _damaged(folder, step, "its facts are not what was saved")
+    if (facts["identity"], facts["step"]) != (_identity(folder), step):
+        raise _damaged(folder, step, f"it is checkpoint {facts['step']}, or of another run")
+    return leaves, info
 
 
 def _read(folder: Path, step: int, leaves: dict[str, _Leaf]) -> dict[str, np.ndarray]:
     """Arrays by name, compared with their checksums."""
-    import orbax.checkpoint as ocp
-
+    ocp = _orbax()
     empty = {name: leaf for name, leaf in leaves.items() if 0 in leaf.shape}
     names = leaves.keys() - empty.keys()
     args = ocp.args.PyTreeRestore(

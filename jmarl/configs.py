@@ -1,8 +1,8 @@
 """Configs: one frozen dataclass of hyperparameters beside each algorithm, and the fields that algorithms share.
 
-Numbers that only scale arithmetic are leaves of a pytree, so they may be swept inside one compilation; what sets a shape
-or a branch is `static`. A field means the same in every config. A config may hold another one, as those of combinators
-do: its fields have dotted names here, such as `inner.learning_rate`.
+Numbers that only scale arithmetic are leaves of a pytree, so they may be swept inside one compilation; what sets a
+shape or a branch is `static`. A field means the same in every config. A config may hold another one, as those of
+combinators do: its fields have dotted names here, such as `inner.learning_rate`.
 
 The comment behind a field says what it means; `explain`, `help(PPOConfig)` and the command line show it.
 """
@@ -17,9 +17,8 @@ from typing import Any, Literal, dataclass_transform
 import numpy as np
 from flax import struct
 
-
 from jmarl.deprecation import renamed_arguments
-from jmarl.types import Numeric, static
+from jmarl.types import Numeric, Replaceable, static
 
 __all__ = [
     "EpsilonConfig",
@@ -38,6 +37,7 @@ Schedule = Literal["constant", "linear", "exponential"]
 TeamReward = Literal["sum", "mean"]
 Reward = Literal["individual", "sum", "mean"]
 Activation = Literal["tanh", "relu", "elu", "gelu", "silu"]
+Sharing = Literal["shared", "per_agent", "per_group"]
 
 
 def explain(cls: type) -> dict[str, str]:
@@ -68,7 +68,7 @@ def _comments(cls: type) -> dict[str, str]:
     return found
 
 
-@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(static,))
+@dataclass_transform(kw_only_default=True, frozen_default=True)
 def config(cls: type) -> Any:
     """A frozen dataclass that is a pytree, as `flax.struct.dataclass`, whose docstring explains all of its fields."""
     made: Any = struct.dataclass(cls, kw_only=True)  # type: ignore[call-overload]
@@ -79,7 +79,7 @@ def config(cls: type) -> Any:
 
 
 @config
-class OptimizerConfig:
+class OptimizerConfig(Replaceable):
     """Adam, the course of its step size, and clipping."""
 
     learning_rate: Numeric = 5e-4  # Adam step size
@@ -91,7 +91,7 @@ class OptimizerConfig:
 
 
 @config
-class NetworkConfig:
+class NetworkConfig(Replaceable):
     """Torsos, memory and parameter sharing."""
 
     recurrent: bool = static(False)  # networks with a memory, trained on sequences
@@ -102,11 +102,11 @@ class NetworkConfig:
     activation: Activation = static("relu")  # after each layer
     layer_norm: bool = static(False)  # before each activation
     kernel_init: Literal["orthogonal", "lecun", "xavier"] = static("orthogonal")  # of weights
-    sharing: Literal["shared", "per_agent", "per_group"] = static("shared")  # of parameters; groups: agents of equal sizes
+    sharing: Sharing = static("shared")  # of parameters; groups are agents of equal sizes
 
 
 @config
-class RolloutConfig:
+class RolloutConfig(Replaceable):
     """How learners from rollouts pass over each."""
 
     num_epochs: int = static(4)  # passes over each rollout
@@ -115,7 +115,7 @@ class RolloutConfig:
 
 
 @config
-class EpsilonConfig:
+class EpsilonConfig(Replaceable):
     """Random actions while exploring."""
 
     epsilon_start: Numeric = 1.0  # share of random actions at the start
@@ -129,12 +129,16 @@ _SUBJECTS = {OptimizerConfig: "optimiser", NetworkConfig: "networks", EpsilonCon
 
 def subjects(cls: type) -> dict[str, str]:
     """What each field is about: "optimiser", "networks", "exploration", or else "algorithm"."""
-    about = {name: subject for base, subject in _SUBJECTS.items() for name in base.__dataclass_fields__}
+    about = {name: subject for base, subject in _SUBJECTS.items() for name in _names(base)}
     is_exploring = ("noise", "random_steps", "epsilon")
     return {
         field.name: "exploration" if field.name.startswith(is_exploring) else about.get(field.name, "algorithm")
         for field in dataclasses.fields(cls)
     }
+
+
+def _names(cls: Any) -> list[str]:
+    return [field.name for field in dataclasses.fields(cls)]
 
 
 # --------------------------------------------------------------------------------------------------- dotted names
@@ -171,6 +175,24 @@ def replace(cfg: Any, values: dict[str, Any]) -> Any:
         if dot:
             inner.setdefault(first, {})[rest] = value
     return dataclasses.replace(cfg, **own, **{name: replace(getattr(cfg, name), x) for name, x in inner.items()})
+
+
+def extended(cfg: Any, cls: type) -> Any:
+    """A config as one of `cls`, where that extends its class: what it leaves at its default has the default of `cls`.
+
+    >>> from jmarl import QConfig, QMIXConfig
+    >>> cfg = extended(QConfig(gamma=0.9), QMIXConfig)
+    >>> type(cfg).__name__, cfg.gamma, cfg.team_reward
+    ('QMIXConfig', 0.9, 'sum')
+    """
+    if isinstance(cfg, cls) or not issubclass(cls, type(cfg)):
+        return cfg
+
+    def is_default(field: dataclasses.Field) -> bool:
+        value = getattr(cfg, field.name)
+        return type(value) is type(field.default) and value == field.default
+
+    return cls(**{field.name: getattr(cfg, field.name) for field in dataclasses.fields(cfg) if not is_default(field)})
 
 
 def is_number(value: Any) -> bool:

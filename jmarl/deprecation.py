@@ -35,15 +35,11 @@ def renamed_arguments(**new_names: str) -> Callable[[Callable], Callable]:
     return decorate
 
 
-def renamed_attribute(old: str, new: str) -> property:
-    """A property that reads another one, for a class whose attribute has a new name."""
-
-    def get(self: Any) -> Any:
-        _warn(old, new)
-        return getattr(self, new)
-
-    return property(get, doc=f"The old name of `{new}`.")
+def renamed_attribute(owner: Any, old: str, new: str) -> Any:
+    """What a property of an old name returns."""
+    _warn(old, new)
+    return getattr(owner, new)
 
 
 def _warn(old: str, new: str) -> None:
-    warnings.warn(f"{old} is called {new} now; the old name goes with jmarl 0.2.", DeprecationWarning, stacklevel=3)
+    warnings.warn(f"{old} is called {new} now; the old name goes with jmarl 0.2.", DeprecationWarning, stacklevel=4)

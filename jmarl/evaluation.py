@@ -1,14 +1,18 @@
 """Greedy evaluation over a fixed number of finished episodes, also of one team against another."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, Bool, PRNGKeyArray
 
-from jmarl.types import Env, Learner, Metrics
+from jmarl import keys, masks, metrics
+from jmarl.types import Env, Learner, Metrics, TrainState
+
+# The first parts of names that jmarl itself measures, or keeps for those that clash with them.
+_MEASURED = ("return_sum", "return_mean", "return", "episode_length", "info")
 
 
 def evaluate(
@@ -25,16 +29,18 @@ def evaluate(
     Args:
       env: the environment.
       learner: plays with its `greedy` policy.
-      state: what it has learnt, a `TrainState`, or that of `teams`; not changed.
+      state: what it has learnt, a `TrainState`, or that of `teams`; not changed. Where its parameters are not finite,
+        every metric is NaN: the greedy action of NaN is action 0, which may score well.
       key: source of start states and of the environment's chance.
       num_episodes: episodes, all of them counted.
       max_steps: of an episode; by default `env.spec.max_steps`. What an episode that is cut off earned counts, and
-        its length; its info is not known, and is left out.
+        its length; its info is not known, and is left out, as is NaN.
 
     Returns:
       Means over the episodes: "eval/return_sum" and "eval/return_mean" over agents, "eval/return/NAME" of each
-      agent, "eval/episode_length", and the environment's own info, such as "eval/won".
+      agent, "eval/episode_length", and the environment's own info, such as "eval/won", named as by `info_metrics`.
     """
+    key = keys.as_key(key)
     if num_episodes < 1:
         raise ValueError(f"num_episodes={num_episodes} must be at least 1.")
     max_steps = env.spec.max_steps if max_steps is None else max_steps
@@ -45,39 +51,92 @@ def evaluate(
         )
     key, key_reset = jax.random.split(key)
     env_state, obs = jax.vmap(env.reset)(jax.random.split(key_reset, num_episodes))
+    is_finite = _all_finite(state)
 
     def play_step(t, env_state, obs, carry):
-        action, carry = learner.greedy(state, carry, obs, jnp.full(num_episodes, t == 0))
-        keys = jax.random.split(jax.random.fold_in(key, t), num_episodes)
-        env_state, obs, outcome = jax.vmap(env.step)(env_state, action, keys)
-        return env_state, obs, carry, outcome
+        action, carry = learner.greedy(state, carry, masks.readable(obs), jnp.full(num_episodes, t == 0))
+        keys_env = jax.random.split(jax.random.fold_in(key, t), num_episodes)
+        acts = obs.agent_mask
+        env_state, obs, outcome = jax.vmap(env.step)(env_state, action, keys_env)
+        # As in a rollout: what an agent that does not act is paid counts, unless it is no number.
+        is_read = acts | jnp.isfinite(outcome.reward)
+        return env_state, obs, carry, outcome.replace(reward=jnp.where(is_read, outcome.reward, 0.0))
 
     def step(play):
         t, env_state, obs, carry, going_on, returns, length, info = play
         env_state, obs, carry, outcome = play_step(t, env_state, obs, carry)
         returns = returns + jnp.where(going_on[:, None], outcome.reward, 0)
         ends = going_on & outcome.last
-        info = jax.tree.map(lambda old, new: jnp.where(ends, new, old), info, outcome.info)
-        return t + 1, env_state, obs, carry, going_on & ~outcome.last, returns, length + going_on, info
+        info = jax.tree.map(lambda old, new: jnp.where(ends, new.astype(jnp.float32), old), info, outcome.info)
+        return (
+            t + 1,
+            env_state,
+            obs,
+            carry,
+            going_on & ~outcome.last,
+            returns,
+            length + going_on.astype(jnp.int32),
+            info,
+        )
 
     carry = learner.init_carry((num_episodes,))
     outcome = jax.eval_shape(play_step, jnp.int32(0), env_state, obs, carry)[3]
     returns = jnp.zeros(outcome.reward.shape, outcome.reward.dtype)
-    info = jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan), outcome.info)
+    info = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), outcome.info)
     going_on, length = jnp.ones(num_episodes, bool), jnp.zeros(num_episodes, jnp.int32)
     play = jnp.int32(0), env_state, obs, carry, going_on, returns, length, info
 
     def is_unfinished(play):
         return play[4].any() & (play[0] < max_steps)
 
-    *_, returns, length, info = jax.lax.while_loop(is_unfinished, step, play)
-    return {
+    def mean_known(x):
+        """Over the episodes that ended and told a number."""
+        is_known = ~going_on & ~jnp.isnan(x)
+        return metrics.mean(jnp.sum(jnp.where(is_known, x, 0)), jnp.sum(is_known).astype(x.dtype))
+
+    _, _, _, _, going_on, returns, length, info = jax.lax.while_loop(is_unfinished, step, play)
+    measured = {
         "eval/return_sum": jnp.mean(jnp.sum(returns, axis=-1)),
         "eval/return_mean": jnp.mean(returns),
         **{f"eval/return/{agent}": jnp.mean(returns[:, i]) for i, agent in enumerate(env.spec.agents)},
         "eval/episode_length": jnp.mean(length.astype(jnp.float32)),
-        **{f"eval/{name}": jnp.nanmean(x) for name, x in info.items()},
+        **{name: mean_known(x) for name, x in info_metrics("eval/", info).items()},
     }
+    return {name: jnp.where(is_finite, x, metrics.missing()) for name, x in measured.items()}
+
+
+def info_metrics(prefix: str, info: Mapping[str, Any]) -> dict[str, Any]:
+    """An environment's info under names of the log that are never those of what jmarl measures.
+
+    "won" is PREFIXwon, and {"foe": {"lives": 2.0}} is PREFIXfoe/lives. A name whose first part is return_sum,
+    return_mean, return, episode_length or info is kept below PREFIXinfo/.
+
+    >>> sorted(info_metrics("eval/", {"won": 1, "return_sum": 2, "foe": {"lives": 3}}))
+    ['eval/foe/lives', 'eval/info/return_sum', 'eval/won']
+    """
+    flat = flat_info(info)
+    return {f"{prefix}{'info/' if name.split('/')[0] in _MEASURED else ''}{name}": x for name, x in flat.items()}
+
+
+def flat_info(info: Mapping[str, Any]) -> dict[str, Any]:
+    """The leaves of nested dicts, their names joined by "/".
+
+    >>> flat_info({"foe": {"lives": 3, "armour": 0.5}, "won": True})
+    {'foe/lives': 3, 'foe/armour': 0.5, 'won': True}
+    """
+    flat: dict[str, Any] = {}
+    for name, value in info.items():
+        inner = flat_info(value) if isinstance(value, Mapping) else {"": value}
+        flat |= {f"{name}/{below}" if below else str(name): x for below, x in inner.items()}
+    return flat
+
+
+def _all_finite(state: Any) -> Bool[Array, ""]:
+    """Whether all parameters are, in a `TrainState` or in a tuple of them."""
+    learnt = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, TrainState))
+    params = [x for s in learnt for x in jax.tree.leaves(s.params if isinstance(s, TrainState) else s)]
+    finite = [jnp.isfinite(x).all() for x in params if jnp.issubdtype(jnp.result_type(x), jnp.inexact)]
+    return jnp.stack(finite).all() if finite else jnp.bool_(True)
 
 
 def teams(learners: Sequence[Learner], members: Sequence[Sequence[int]]) -> Learner:
@@ -112,15 +171,14 @@ def teams(learners: Sequence[Learner], members: Sequence[Sequence[int]]) -> Lear
         return jnp.stack([actions[k][:, agent] for agent, k in enumerate(whose)], axis=1)
 
     def init(key):
-        keys = jax.random.split(key, len(learners))
-        return tuple(learner.init(k) for learner, k in zip(learners, keys, strict=True))
+        each = zip(learners, jax.random.split(keys.as_key(key), len(learners)), strict=True)
+        return tuple(learner.init(k) for learner, k in each)
 
     def init_carry(batch_shape):
         return tuple(learner.init_carry(batch_shape) for learner in learners)
 
     def act(state, carry, obs, first, key):
-        keys = jax.random.split(key, len(learners))
-        each = zip(learners, state, carry, keys, strict=True)
+        each = zip(learners, state, carry, jax.random.split(key, len(learners)), strict=True)
         actions, carry, extras = zip(*[learner.act(s, c, obs, first, k) for learner, s, c, k in each], strict=True)
         return choose(actions), carry, extras
 

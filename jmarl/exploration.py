@@ -17,8 +17,8 @@ def count(state: TrainState) -> Int[Array, "*batch"]:
     """The environment steps so far, on which exploration depends; refused where nobody counts them."""
     if state.env_steps is None:
         raise ValueError(
-            "state.env_steps is None, and exploration depends on it: start and rollout count, and a loop of your own begins "
-            "with state.replace(env_steps=jnp.int32(0)) and adds the steps that it takes in all environments together."
+            "state.env_steps is None, and exploration depends on it: start and rollout count, and a loop of your own "
+            "begins with state.replace(env_steps=jnp.int32(0)) and adds the steps that it takes in all environments."
         )
     return state.env_steps
 

@@ -14,9 +14,12 @@ too, and zeros serve where an episode begins: `first` resets them. `load_policy`
 jax promises to read an artefact for six months after the version that wrote it; parameters last for ever.
 """
 
+import contextlib
 import functools
+import json
 import os
-from collections.abc import Callable, Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,12 +28,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import export as jax_export
 
+from jmarl import checkpoint, files
 from jmarl.training import where_last
-from jmarl.types import Action, Carry, EnvSpec, Learner, zero_observation
+from jmarl.types import Action, Carry, EnvSpec, Learner, RunState, zero_observation
 
 __all__ = ["Policy", "export_policy", "load_parameters", "load_policy", "save_parameters"]
 
 _PLATFORMS = ("cpu", "cuda", "tpu")
+_CHECKSUM = "jmarl.crc32"
+# Behind the artefact, where jax does not look: these bytes, and the checksum of all before them.
+_FOOTER = b"jmarl.crc32:"
+_NAME = "jmarl_policy"  # of the function in an artefact that has a footer
 _INSTALL = 'pip install "jmarl[export]"'
 
 
@@ -46,7 +54,8 @@ def save_parameters(params: Any, path: str | os.PathLike[str]) -> None:
     """
     leaves = _by_name(params)
     arrays = {name: np.asarray(leaf, order="C") for name, leaf in leaves.items()}
-    _safetensors().save_file(arrays, path)
+    data = _safetensors().save(arrays, {_CHECKSUM: _checksum(arrays)})
+    files.replace(files.absolute(path), [data])
 
 
 def load_parameters(path: str | os.PathLike[str], like: Any) -> Any:
@@ -66,12 +75,16 @@ def load_parameters(path: str | os.PathLike[str], like: Any) -> Any:
     ValueError: actor/bias is float32 [3] in params.safetensors, but float32 [4] is expected here.
     """
     path, wanted = Path(path), _by_name(like)
+    data, safetensors = path.read_bytes(), _safetensors()
     try:
-        arrays = _safetensors().load_file(path)
-    except (FileNotFoundError, ImportError):
-        raise
+        arrays = safetensors.load(data)
+        # A length, then a header in JSON.
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        checksum = header.get("__metadata__", {}).get(_CHECKSUM)
     except Exception as error:  # its own type, and others for headers and dtypes that it does not know
         raise ValueError(f"{path.name} is damaged, or no file of safetensors: {error}.") from error
+    if checksum is not None and checksum != _checksum(arrays):  # files of earlier versions have none
+        raise ValueError(f"{path.name} is damaged: its parameters are not those that were saved.")
     for name in [*wanted, *arrays]:
         if name not in arrays:
             raise ValueError(f"{name} is expected here, but is not in {path.name}: it is of another network.")
@@ -90,6 +103,16 @@ def _safetensors() -> Any:
     except ImportError as error:
         raise ImportError(f"Files of parameters need safetensors: {_INSTALL}.") from error
     return numpy
+
+
+def _checksum(arrays: Mapping[str, np.ndarray]) -> str:
+    """Of names, kinds and contents."""
+    crc32 = 0
+    for name in sorted(arrays):
+        x = arrays[name]
+        crc32 = zlib.crc32(f"{name} {_kind(x)} ".encode(), crc32)
+        crc32 = zlib.crc32(np.ascontiguousarray(x).reshape(-1).view(np.uint8).data, crc32) if x.size else crc32
+    return f"{crc32:08x}"
 
 
 def _by_name(tree: Any) -> dict[str, Any]:
@@ -125,7 +148,13 @@ class Policy(NamedTuple):
 
 
 def export_policy(
-    learner: Learner, state: Any, spec: EnvSpec, path: str | os.PathLike[str], batch_size: int | None = None
+    learner: Learner,
+    state: Any,
+    spec: EnvSpec,
+    path: str | os.PathLike[str],
+    batch_size: int | None = None,
+    *,
+    seed: int | None = None,
 ) -> None:
     """Writes the greedy policy of one seed into a file that needs neither the learner nor jmarl: see this module.
 
@@ -134,10 +163,11 @@ def export_policy(
 
     Args:
       learner: whose `greedy` is meant.
-      state: of one seed: `jmarl.checkpoint.take_seed(state, seed)` where there are several.
+      state: what was learnt, a `TrainState`, or the `RunState` that `run` returns.
       spec: the environment's, for the shapes of its observations.
       path: the file; one that exists is replaced.
       batch_size: environments side by side; None: any number, if the networks leave that open. Those of jmarl do.
+      seed: which one, where `state` has several.
 
     >>> import tempfile
     >>> from jmarl import PPOConfig, envs, mappo
@@ -152,7 +182,9 @@ def export_policy(
     (('action_mask', 'agents'), (5, 2))
     """
     _require_flatbuffers()
-    _require_one_seed(learner, state)
+    if batch_size is not None and batch_size < 1:
+        raise ValueError(f"batch_size={batch_size} must be at least 1, or None for any number of environments.")
+    state = _one_seed(learner, state.train_state if isinstance(state, RunState) else state, seed)
     examples = state, learner.init_carry((1,)), zero_observation(spec, (1,))
     arrays, carry, obs = (_by_name(example) for example in examples)
     keys = {name: x for name, x in arrays.items() if jnp.issubdtype(x.dtype, jax.dtypes.prng_key)}
@@ -181,21 +213,44 @@ def export_policy(
         for tree, read in zip((arrays, carry, obs), reads, strict=True)
     )
     num = jax_export.symbolic_shape("batch")[0] if batch_size is None else batch_size
-    baked = jax.jit(functools.partial(policy, arrays, remembered=remembered))
+    baked = functools.partial(policy, arrays, remembered=remembered)
+    baked.__name__ = _NAME  # type: ignore[attr-defined]
     try:
-        exported = jax_export.export(baked, platforms=_PLATFORMS)(*shapes((carry, obs, jnp.ones(1, bool)), num))
+        with _without_paths():
+            exported = jax_export.export(jax.jit(baked), platforms=_PLATFORMS)(
+                *shapes((carry, obs, jnp.ones(1, bool)), num)
+            )
     except Exception as error:  # jax raises many kinds where a number is asked for
         if batch_size is not None:
             raise
         raise ValueError("These networks want to know the number of environments: give a batch_size.") from error
-    Path(path).write_bytes(exported.serialize())
+    data = bytes(exported.serialize()) + _FOOTER
+    files.replace(files.absolute(path), [data, zlib.crc32(data).to_bytes(4, "little")])
+
+
+@contextlib.contextmanager
+def _without_paths() -> Iterator[None]:
+    """Programs do not say where their source is: that is of no use elsewhere, and nobody's business."""
+    limit = jax.config.jax_traceback_in_locations_limit  # type: ignore[attr-defined]
+    jax.config.update("jax_traceback_in_locations_limit", 0)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_traceback_in_locations_limit", limit)
 
 
 def load_policy(path: str | os.PathLike[str]) -> Policy:
     """Reads what `export_policy` wrote. Example there."""
     _require_flatbuffers()
+    data = Path(path).read_bytes()
+    has_footer = data[:-4].endswith(_FOOTER)
+    is_whole = (
+        zlib.crc32(data[:-4]) == int.from_bytes(data[-4:], "little") if has_footer else _NAME.encode() not in data
+    )
+    if not is_whole:  # before jax reads it, which damaged ones may end
+        raise ValueError(f"{path} is damaged: it is not what was exported.")
     try:
-        exported = jax_export.deserialize(bytearray(Path(path).read_bytes()))
+        exported = jax_export.deserialize(bytearray(data))
         (carry, obs, first), _ = jax.tree.unflatten(exported.in_tree, exported.in_avals)
         reads, num = tuple(obs), first.shape[0]
     except OSError:
@@ -229,15 +284,23 @@ def _completed(tree: Any, arrays: Mapping[str, Any], num: Any = None) -> Any:
     return jax.tree.unflatten(jax.tree.structure(tree), leaves)
 
 
-def _require_one_seed(learner: Learner, state: Any) -> None:
-    has, wanted = _by_name(state), _by_name(jax.eval_shape(learner.init, jax.random.key(0)))
+def _one_seed(learner: Learner, state: Any, seed: int | None) -> Any:
+    """The state of one seed, after every leaf was found to be as the learner makes it."""
+    wanted = _by_name(jax.eval_shape(learner.init, jax.random.key(0)))
+    num_seeds = {len(x) for name, x in _by_name(state).items() if name in wanted and x.ndim == wanted[name].ndim + 1}
+    if len(num_seeds) == 1:
+        num = num_seeds.pop()
+        if seed is None and num > 1:
+            raise ValueError(f"The state is of {num} seeds, and a policy of one: give a seed, 0 to {num - 1}.")
+        state = checkpoint.take_seed(state, seed or 0)
+    elif seed not in (None, 0):
+        raise ValueError(f"seed={seed}, but the state is of one seed: leave it out.")
+    has = _by_name(state)
     for name in [*wanted, *has]:
         if name not in has or name not in wanted or _kind(has[name]) != _kind(wanted[name]):
             kinds = [_kind(leaves[name]) if name in leaves else "nothing" for leaves in (has, wanted)]
-            raise ValueError(
-                f"{name} is {kinds[0]} in the state, but the learner makes {kinds[1]}: give the state of one seed, "
-                "jmarl.checkpoint.take_seed(state, seed)."
-            )
+            raise ValueError(f"{name} is {kinds[0]} in the state, but the learner makes {kinds[1]}: it is of another.")
+    return state
 
 
 def _require_flatbuffers() -> None:

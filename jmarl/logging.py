@@ -4,8 +4,10 @@ A sink is three functions; write your own in a few lines and pass it to `jmarl.r
 seed axis: averaging over seeds is the reader's business, not the file's.
 """
 
+import contextlib
 import csv
 import io
+import itertools
 import json
 import math
 import os
@@ -13,14 +15,27 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["Sink", "csv_file", "json_file", "run_folder", "system_facts", "tensorboard", "terminal", "wandb"]
+from jmarl import files
+
+__all__ = [
+    "History",
+    "Sink",
+    "csv_file",
+    "json_file",
+    "memory",
+    "run_folder",
+    "system_facts",
+    "tensorboard",
+    "terminal",
+    "wandb",
+]
 
 
 class Sink(NamedTuple):
@@ -29,7 +44,7 @@ class Sink(NamedTuple):
     Attributes:
       start: `(info) -> None`, once, before anything is compiled. `info` holds `num_seeds` and `total_env_steps` (of one
         seed) and may hold more. Where `info.get("resumed_at")` is not None, a run goes on from that many `env_steps`:
-        rows after them, of the process that was killed, will be written again.
+        rows after them, of the process that was killed, will be written again. `rows_until_then` were written before.
       write: `(env_steps, wall_s, metrics) -> None`, after each chunk. `env_steps` are one seed's so far, `wall_s`
         the seconds since `start`, compilation included, `metrics` maps names to arrays `[num_seeds]`. NaN means that
         there was nothing to measure, e.g. no episode finished. Names may differ from call to call. A second call with
@@ -37,12 +52,14 @@ class Sink(NamedTuple):
         it is among those that the learner counts.
       close: `() -> None`, at the end, also after an exception or Ctrl-C.
       flush: `() -> None`, before each checkpoint: rows so far must survive the death of the process from now on.
+      is_display: nothing is lost without it: if it fails, the run goes on.
     """
 
     start: Callable[[Mapping[str, Any]], None]
     write: Callable[[int, float, Mapping[str, np.ndarray]], None]
     close: Callable[[], None]
     flush: Callable[[], None] = lambda: None
+    is_display: bool = False
 
 
 def terminal(metrics: Sequence[str] = ("train/return_sum", "train/won"), *, every_s: float = 10.0) -> Sink:
@@ -119,129 +136,382 @@ def terminal(metrics: Sequence[str] = ("train/return_sum", "train/won"), *, ever
         if interactive:
             bar.stop()
 
-    return Sink(start, write, close)
+    return Sink(start, write, close, is_display=True)
+
+
+class History(Sink):
+    """A sink that keeps all rows in memory. `jmarl.logging.memory` makes one."""
+
+    _rows: list[tuple[int, float, dict[str, np.ndarray]]]
+
+    @property
+    def env_steps(self) -> np.ndarray:
+        """Of one seed, at each row."""
+        return np.array([env_steps for env_steps, _, _ in self._rows], int)
+
+    @property
+    def wall_s(self) -> np.ndarray:
+        """Seconds since the start, at each row."""
+        return np.array([wall_s for _, wall_s, _ in self._rows], float)
+
+    @property
+    def metrics(self) -> dict[str, np.ndarray]:
+        """Each metric by name, `[rows, num_seeds]`, NaN where nothing was measured."""
+        names = {name: np.shape(values) for _, _, row in self._rows for name, values in row.items()}
+        return {
+            name: np.array([row.get(name, np.full(shape, np.nan)) for _, _, row in self._rows])
+            for name, shape in names.items()
+        }
+
+    def plot(self, name: str, ax: Any = None) -> Any:
+        """Draws a metric over environment steps, one line for each seed, with matplotlib. Returns the axes."""
+        if name not in (metrics := self.metrics):
+            raise ValueError(f"{name!r} was not measured: choose one of {', '.join(sorted(metrics))}.")
+        if ax is None:
+            try:
+                from matplotlib import pyplot
+            except ImportError as error:
+                raise ImportError("To plot needs matplotlib: pip install matplotlib.") from error
+            ax = pyplot.subplots()[1]
+        for seed, values in enumerate(np.atleast_2d(metrics[name].T)):
+            is_measured = ~np.isnan(values)
+            ax.plot(self.env_steps[is_measured], values[is_measured], label=f"seed {seed}")
+        ax.set(xlabel="environment steps", ylabel=name)
+        return ax
+
+
+def memory() -> History:
+    """Keeps all metrics in memory, to look at in a notebook.
+
+    >>> history = memory()
+    >>> history.start({"num_seeds": 2, "total_env_steps": 20})
+    >>> history.write(10, 1.0, {"train/return_sum": np.array([1.0, 2.0])})
+    >>> history.write(20, 2.0, {"train/return_sum": np.array([3.0, 4.0])})
+    >>> history.env_steps, history.metrics["train/return_sum"].mean(axis=1)  # or history.plot("train/return_sum")
+    (array([10, 20]), array([1.5, 3.5]))
+    """
+    rows: list[tuple[int, float, dict[str, np.ndarray]]] = []
+
+    def start(info: Mapping[str, Any]) -> None:
+        resumed_at = info.get("resumed_at") or 0
+        rows[:] = [row for row in rows if row[0] <= resumed_at]
+
+    def write(env_steps: int, wall_s: float, metrics: Mapping[str, np.ndarray]) -> None:
+        if rows and rows[-1][0] == env_steps:
+            rows[-1][2].update(metrics)
+        else:
+            rows.append((int(env_steps), float(wall_s), dict(metrics)))
+
+    history = History(start, write, lambda: None)
+    history._rows = rows
+    return history
 
 
 def csv_file(path: str | os.PathLike[str]) -> Sink:
     """Writes one row per (env_steps, seed), flushed as it goes: what a killed run leaves behind reads back.
 
     Columns are `env_steps, wall_s, seed` and the metrics; a cell is empty where nothing was measured. When a metric
-    appears later than others (evaluation, say) the file is rewritten once with the wider header. A file that exists is
-    refused, unless the run is resumed: then the rows after its checkpoint go.
+    appears later than others (evaluation, say) the file is rewritten once with the wider header. While a disk is full,
+    rows wait in memory. A file that exists is refused, unless the run is resumed: then the rows after its checkpoint
+    go, and rows that were lost come from the JSON file of the same name beside it.
     """
-    path = Path(path)
+    path = files.absolute(path)
     columns = ["env_steps", "wall_s", "seed"]
+    num_columns = 0  # in the file
+    size = 0  # of the file without `rows`
+    rows: list[dict[str, Any]] = []  # of the last step, and those that could not be written yet
     last_step: int | None = None
+    is_known = False  # whether the file has the last step already, with fewer metrics
 
-    def append(rows: Sequence[Mapping[str, Any]]) -> None:
+    def encode(rows: Sequence[Mapping[str, Any]]) -> bytes:
         text = io.StringIO(newline="")
         csv.DictWriter(text, columns, restval="").writerows(rows)
-        with path.open("ab", buffering=0) as file:  # in one piece
-            file.write(text.getvalue().encode())
+        return text.getvalue().encode()
 
-    def read() -> list[dict[str, str]]:
-        """Whole rows: a process may have been killed while it wrote the last one."""
-        whole = path.read_bytes().rpartition(b"\n")[0].decode() if path.exists() else ""
-        return list(csv.DictReader(io.StringIO(whole, newline="")))
+    def rewrite(before: Sequence[Mapping[str, Any]]) -> None:
+        nonlocal size, num_columns
+        head = encode([dict(zip(columns, columns, strict=True)), *before])
+        files.replace(path, [head, encode(rows)])
+        size, num_columns = len(head), len(columns)
 
-    def rewrite(rows: Sequence[Mapping[str, Any]]) -> None:
-        text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, columns, restval="")
-        writer.writeheader()
-        writer.writerows(rows)
-        _replace(path, text.getvalue())
+    def save() -> None:
+        if num_columns < len(columns):
+            rewrite(_csv_rows(path.read_bytes()[:size]))
+        elif is_known:  # what was written stays, whatever happens
+            files.replace(path, [path.read_bytes()[:size], encode(rows)])
+        else:
+            files.append(path, encode(rows), size)
 
     def start(info: Mapping[str, Any]) -> None:
         nonlocal last_step
-        rows = []
-        if (resumed_at := info.get("resumed_at")) is None:
-            _require_new(path)
-        else:
-            rows = [row for row in read() if int(row["env_steps"]) <= resumed_at]
-            columns.extend(name for name in (rows[0] if rows else ()) if name not in columns)
-            last_step = int(rows[-1]["env_steps"]) if rows else None
-        rewrite(rows)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = _resumed(path, info)
+        columns.extend(content.metrics)
+        before = content.rows()
+        if before:
+            last_step = content.env_steps[-1]
+            rows[:] = [row for row in before if row["env_steps"] == last_step]
+        rewrite(before[: len(before) - len(rows)])
 
     def write(env_steps: int, wall_s: float, metrics: Mapping[str, np.ndarray]) -> None:
-        nonlocal last_step
+        nonlocal last_step, size, is_known
         table = {name: np.atleast_1d(values) for name, values in metrics.items()}
         num_seeds = len(next(iter(table.values()), ()))
-        rows: list[dict[str, Any]] = [
+        new: list[dict[str, Any]] = [
             {"env_steps": env_steps, "wall_s": round(wall_s, 3), "seed": seed}
             | {name: values[seed] for name, values in table.items() if not np.isnan(values[seed])}
             for seed in range(num_seeds)
         ]
-        new = [name for name in metrics if name not in columns]
-        if not new and env_steps != last_step:
-            append(rows)
+        if env_steps == last_step:
+            is_known = not pending.is_there
+            same = zip(rows[-num_seeds:], new, strict=True)
+            rows[-num_seeds:] = [{**old, **row, "wall_s": old["wall_s"]} for old, row in same]
+        elif pending.is_there:
+            rows.extend(new)
         else:
-            before = read()
-            if env_steps == last_step:
-                same = before[-num_seeds:]
-                before = before[:-num_seeds]
-                rows = [{**old, **row, "wall_s": old["wall_s"]} for old, row in zip(same, rows, strict=True)]
-            columns.extend(new)
-            rewrite([*before, *rows])
+            size, is_known = size + len(encode(rows)), False
+            rows[:] = new
         last_step = env_steps
+        columns.extend(name for name in metrics if name not in columns)
+        pending.is_there = True
+        pending.attempt()
 
-    return Sink(start, write, lambda: None)
+    pending = _Pending(save)
+    return Sink(start, write, pending.close, pending.flush)
 
 
 def json_file(path: str | os.PathLike[str], *, every_s: float = 5.0) -> Sink:
     """Writes one series per seed; the file is replaced as a whole, so it is complete JSON at any time.
 
     The file holds `{"env_steps": [t], "wall_s": [t], "metrics": {name: [seed][t]}}`, with null where nothing was
-    measured. A file that exists is refused, unless the run is resumed: then what follows its checkpoint goes.
+    measured. While a disk is full, rows wait in memory. A file that exists is refused, unless the run is resumed: then
+    what follows its checkpoint goes, and rows that were lost come from the CSV file of the same name beside it.
 
     Args:
       path: where.
       every_s: seconds between two writings, more where they take more than a twentieth of that; the last one comes
         with `close`. 0: with each row.
     """
-    path = Path(path)
-    env_steps_so_far: list[int] = []
-    wall_so_far: list[float] = []
-    series: dict[str, list[list[float | None]]] = {}
+    path = files.absolute(path)
+    content = _Content()  # the last row of the file, and those that it does not have yet
+    num_before, num_names = 0, 0  # rows and metrics of the file, without that last row
     next_save = -math.inf
 
     def save() -> None:
-        nonlocal next_save
+        nonlocal content, num_before, num_names, next_save
         begin = time.monotonic()
-        content = {"env_steps": env_steps_so_far, "wall_s": wall_so_far, "metrics": series}
-        _replace(path, json.dumps(content, allow_nan=False) + "\n")
+        with contextlib.ExitStack() as at_the_end:
+            old = at_the_end.enter_context(path.open(encoding="ascii")) if num_before else ()
+            files.replace(path, content.in_json(iter(old), num_before, num_names))
+        num_before, num_names = num_before + max(0, len(content.env_steps) - 1), len(content.metrics)
+        content = content.part(slice(-1, None))
         end = time.monotonic()
         # Of a long run with many seeds the file is large: training must not wait for it most of the time.
         next_save = end + (max(every_s, 20 * (end - begin)) if every_s else 0.0)
 
     def start(info: Mapping[str, Any]) -> None:
-        if (resumed_at := info.get("resumed_at")) is None:
-            _require_new(path)
-        elif path.exists():
-            content = json.loads(path.read_text())
-            num = sum(env_steps <= resumed_at for env_steps in content["env_steps"])
-            env_steps_so_far.extend(content["env_steps"][:num])
-            wall_so_far.extend(content["wall_s"][:num])
-            series.update({name: [seed[:num] for seed in by_seed] for name, by_seed in content["metrics"].items()})
+        nonlocal content
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = _resumed(path, info)
         save()
 
     def write(env_steps: int, wall_s: float, metrics: Mapping[str, np.ndarray]) -> None:
-        if env_steps_so_far[-1:] != [env_steps]:
-            env_steps_so_far.append(int(env_steps))
-            wall_so_far.append(round(float(wall_s), 3))
-            for by_seed in series.values():
-                for one_seed in by_seed:
-                    one_seed.append(None)
+        content.add(env_steps, wall_s, metrics)
+        pending.is_there = True
+        if time.monotonic() >= next_save:
+            pending.attempt()
+
+    pending = _Pending(save)
+    return Sink(start, write, pending.close, pending.flush)
+
+
+class _Pending:
+    """What a file does not have yet, and the attempts to write it: a failure is told, once until one succeeds."""
+
+    def __init__(self, save: Callable[[], None]):
+        self._save, self._is_told = save, False
+        self.is_there = False
+
+    def flush(self) -> None:
+        """Writes it, if there is anything."""
+        if self.is_there:
+            self._save()
+            self.is_there, self._is_told = False, False
+
+    def attempt(self) -> None:
+        try:
+            self.flush()
+        except OSError as error:
+            if not self._is_told:
+                print(f"{error} Its rows wait in memory until there is room.", flush=True)
+            self._is_told = True
+
+    def close(self) -> None:
+        try:
+            self.flush()
+        except OSError as error:
+            print(f"{error} Its last rows are lost.", flush=True)
+
+
+class _Content:
+    """Rows of metrics as the JSON file has them: `metrics[name][seed][t]`, None where nothing was measured."""
+
+    def __init__(self) -> None:
+        self.env_steps: list[int] = []
+        self.wall_s: list[float] = []
+        self.metrics: dict[str, list[list[float | None]]] = {}
+
+    def add(self, env_steps: int, wall_s: float, metrics: Mapping[str, Any]) -> None:
+        """A row, or more of the last one."""
+        if self.env_steps[-1:] != [env_steps]:
+            self.env_steps.append(int(env_steps))
+            self.wall_s.append(round(float(wall_s), 3))
+            for one_seed in (one_seed for by_seed in self.metrics.values() for one_seed in by_seed):
+                one_seed.append(None)
         for name, values in metrics.items():
-            by_seed = series.setdefault(name, [])
+            by_seed = self.metrics.setdefault(name, [])
             for seed, value in enumerate(np.atleast_1d(values)):
                 if seed == len(by_seed):
-                    by_seed.append([None] * len(env_steps_so_far))
-                if np.isfinite(value):
+                    by_seed.append([None] * len(self.env_steps))
+                if not np.isnan(value):
                     by_seed[seed][-1] = float(value)
-        if time.monotonic() >= next_save:
-            save()
 
-    return Sink(start, write, save, save)
+    def part(self, steps: slice) -> "_Content":
+        new = _Content()
+        new.env_steps, new.wall_s = self.env_steps[steps], self.wall_s[steps]
+        new.metrics = {name: [one_seed[steps] for one_seed in by_seed] for name, by_seed in self.metrics.items()}
+        return new
+
+    def rows(self) -> list[dict[str, Any]]:
+        """As the CSV file has them: one for each step and seed."""
+        num_seeds = max(map(len, self.metrics.values()), default=0)
+        rows = []
+        for t, env_steps in enumerate(self.env_steps):
+            for seed in range(num_seeds):
+                values = {name: by_seed[seed][t] for name, by_seed in self.metrics.items()}
+                measured = {name: _in_single_precision(x) for name, x in values.items() if x is not None}
+                rows.append({"env_steps": env_steps, "wall_s": self.wall_s[t], "seed": seed} | measured)
+        return rows
+
+    def in_json(self, old: Iterator[str], num_before: int, num_names: int) -> Iterator[str]:
+        """The file, piece by piece: each series is a line, so that none has to be read into memory to grow.
+
+        Args:
+          old: lines of the file that it replaces, whose last row is the first one here.
+          num_before: rows before that one.
+          num_names: metrics that it has.
+        """
+
+        def series(values, is_old=True):
+            new = [json.dumps(x) if x is not None and math.isfinite(x) else "null" for x in values]
+            if not num_before:
+                return ", ".join(new)
+            if not is_old:
+                return ", ".join(["null"] * num_before + new)
+            next(old)  # what stands between two series
+            line = next(old).rstrip("\n")
+            if line.count(", ") != num_before:
+                raise StopIteration
+            return ", ".join([line.rpartition(", ")[0], *new])
+
+        def pieces():
+            yield '{"env_steps": [\n' + series(self.env_steps)
+            yield '\n], "wall_s": [\n' + series(self.wall_s)
+            yield '\n], "metrics": {'
+            for i, (name, by_seed) in enumerate(self.metrics.items()):
+                yield f"{', ' if i else ''}{json.dumps(name)}: ["
+                for seed, values in enumerate(by_seed):
+                    yield f"{', ' if seed else ''}[\n{series(values, i < num_names)}\n]"
+                yield "]"
+            yield "}}\n"
+
+        try:
+            yield from pieces()
+        except RuntimeError as error:  # a StopIteration: there were other lines
+            raise OSError("it was changed by something else") from error
+
+
+def _resumed(path: Path, info: Mapping[str, Any]) -> _Content:
+    """What a file of metrics holds of the run that goes on, or the other file beside it; of a new run nothing."""
+    if (resumed_at := info.get("resumed_at")) is None:
+        files.require_new(path)
+        return _Content()
+    other = path.with_suffix(".json" if path.suffix == ".csv" else ".csv")
+    content, others = (_read(file, info["num_seeds"], resumed_at) for file in (path, other))
+    has, expected = len(content.env_steps), info.get("rows_until_then", 0)
+    if has >= expected:
+        return content
+    if has < len(others.env_steps):
+        print(f"{path} has {has} of {expected} rows: it is made anew from {other.name}.", flush=True)
+        return others
+    print(f"{path} has {has} of {expected} rows: the others are lost.", flush=True)
+    return content
+
+
+def _read(path: Path, num_seeds: int, last_step: int) -> _Content:
+    """The rows until a step that can be read, whatever has happened to the file."""
+    try:
+        data = path.read_bytes()
+        content = _of_csv(data, num_seeds) if path.suffix == ".csv" else _of_json(data, num_seeds)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, csv.Error):
+        return _Content()
+    return content.part(slice(sum(step <= last_step for step in content.env_steps)))
+
+
+def _of_json(data: bytes, num_seeds: int) -> _Content:
+    content = _Content()
+    table = json.loads(data)
+    content.env_steps, content.wall_s, content.metrics = table["env_steps"], table["wall_s"], table["metrics"]
+    series = (x for by_seed in content.metrics.values() for x in by_seed)
+    lengths = {len(content.env_steps), len(content.wall_s), *map(len, series)}
+    if len(lengths) > 1 or not _is_rising(content.env_steps):
+        raise ValueError("The series do not fit each other.")
+    if any(len(by_seed) != num_seeds for by_seed in content.metrics.values()):
+        raise ValueError("The seeds are others.")
+    return content
+
+
+def _of_csv(data: bytes, num_seeds: int) -> _Content:
+    content, rows = _Content(), _csv_rows(data)
+    for i in range(len(rows)):
+        group = rows[i : i + num_seeds]
+        try:
+            if [int(row["seed"]) for row in group] != list(range(num_seeds)):
+                continue
+            cells = {name: [row[name] for row in group] for name in group[0]}
+            steps, wall_s, _ = (cells.pop(name) for name in ("env_steps", "wall_s", "seed"))
+            values = {name: np.array([_as_written(cell) for cell in column]) for name, column in cells.items()}
+            if len(set(steps)) == 1 and _is_rising([*content.env_steps[-1:], int(steps[0])]):
+                content.add(int(steps[0]), float(wall_s[0]), values)
+        except (ValueError, TypeError):  # a torn row, or zeros
+            continue
+    return content
+
+
+def _csv_rows(data: bytes) -> list[dict[str, str]]:
+    """Whole rows: a process may have been killed while it wrote the last one."""
+    text = data[: data.rfind(b"\n") + 1].decode(errors="replace")
+    return list(csv.DictReader(io.StringIO(text, newline="")))
+
+
+def _is_rising(steps: Sequence[int]) -> bool:
+    return all(a < b for a, b in itertools.pairwise(steps))
+
+
+def _in_single_precision(x: float) -> Any:
+    """As metrics are, if nothing is lost: 0.1, not 0.10000000149011612."""
+    with np.errstate(over="ignore"):
+        single = np.float32(x)
+    return single if float(single) == x else x
+
+
+def _as_written(cell: str) -> float:
+    """The number that is written in this way, in the precision that it had."""
+    if not cell:
+        return math.nan
+    with np.errstate(over="ignore"):
+        single = np.float32(cell)
+    return float(single) if str(single) == cell else float(cell)
 
 
 def tensorboard(folder: str | os.PathLike[str]) -> Sink:
@@ -257,15 +527,16 @@ def tensorboard(folder: str | os.PathLike[str]) -> Sink:
         from tensorboardX.proto.summary_pb2 import Summary
     except ImportError as error:
         raise ImportError('The TensorBoard sink needs tensorboardX: pip install "jmarl[tensorboard]".') from error
+    folder = files.absolute(folder)
     writers: list[Any] = []
 
     def start(info: Mapping[str, Any]) -> None:
         if (resumed_at := info.get("resumed_at")) is None:
-            _require_new(Path(folder))
+            files.require_new(folder)
         # Files are named after seconds: without more, that of a process that resumes at once would replace its last.
         suffix = "" if resumed_at is None else f".from_{resumed_at}"
         for seed in range(info["num_seeds"]):
-            of_seed = Path(folder) / f"seed_{seed}"
+            of_seed = folder / f"seed_{seed}"
             of_seed.mkdir(parents=True, exist_ok=True)
             writer = EventsWriter(str(of_seed / "events"), suffix)
             if resumed_at is not None:
@@ -342,7 +613,7 @@ def wandb(**options: Any) -> Sink:
 
 def run_folder(path: str | os.PathLike[str]) -> Path:
     """Makes the folder of a run. A folder that exists is refused, so that no result is ever overwritten in silence."""
-    path = Path(path)
+    path = files.absolute(path)
     try:
         path.mkdir(parents=True)
     except FileExistsError:
@@ -356,7 +627,7 @@ def system_facts() -> dict[str, Any]:
 
     import jmarl
 
-    packages = ("jax", "jaxlib", "jaxmarl", "flax", "optax", "distrax")
+    packages = ("jax", "jaxlib", "jaxmarl", "flax", "optax")
     return {
         "versions": {"jmarl": jmarl.__version__, **{name: _version(name) for name in packages}},
         "git_commit": _git_commit(),
@@ -398,15 +669,3 @@ def _measured(values: np.ndarray | None) -> bool:
 def _clock(seconds: float) -> str:
     seconds = round(seconds)
     return f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
-
-
-def _require_new(path: Path) -> None:
-    if path.exists():
-        raise FileExistsError(f"{path} exists already: give another path, or remove it.")
-
-
-def _replace(path: Path, text: str) -> None:
-    """Writes a file that is whole at any time: the old one until the new one is complete."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, newline="")
-    os.replace(temporary, path)

@@ -1,8 +1,8 @@
 """Who acts, who waits, whose return has ended; and that nothing of an agent that is not there reaches a gradient.
 
 An agent acts where `obs.agent_mask` is True. One that does not waits for its turn, or to come, as long as its return
-goes on: then its steps have a value, which others' steps are bootstrapped from, and which is learnt; but no action is.
-Once its return has ended, and until it acts again, its steps count for nothing.
+goes on: then its steps have a value, which the steps before are bootstrapped from, and which is learnt; but no action
+is. Once its return has ended, and until it acts again, its steps count for nothing.
 """
 
 import dataclasses

@@ -13,7 +13,8 @@ __all__ = ["is_missing", "mean", "missing"]
 
 def missing() -> float:
     """What a metric is that was not measured."""
-    return float(jnp.finfo(jnp.float32).max) if jax.config.jax_debug_nans else float("nan")
+    is_debugging: bool = jax.config.jax_debug_nans  # type: ignore[attr-defined]
+    return float(jnp.finfo(jnp.float32).max) if is_debugging else float("nan")
 
 
 def is_missing(x: Float[Array, "*batch"]) -> Bool[Array, "*batch"]:

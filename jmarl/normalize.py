@@ -21,9 +21,7 @@ def init() -> Moments:
     return Moments(mean=jnp.zeros(()), variance=jnp.zeros(()), weight=jnp.zeros(()))
 
 
-def update(
-    stats: Moments, x: Float[Array, "*batch"], mask: Bool[Array, "*batch"], beta: Numeric = 0.99999
-) -> Moments:
+def update(stats: Moments, x: Float[Array, "*batch"], mask: Bool[Array, "*batch"], beta: Numeric = 0.99999) -> Moments:
     """The moments of the past with weight β and of x with weight 1 - β. Nothing active, nothing changed.
 
     These are Yu et al.'s debiased averages of x and x², as a mean and a variance: two moments of equal size would leave

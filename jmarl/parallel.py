@@ -7,7 +7,8 @@ order.
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import jax
@@ -303,10 +304,40 @@ def to_host(tree: Any) -> Any:
 
 
 def memory_of(devices: Sequence[jax.Device]) -> float:
-    """Bytes that each of these has. CPU devices share the machine's."""
+    """Bytes that each of these has; infinite where it is not known. CPU devices share the machine's."""
     stats = devices[0].memory_stats() or {}  # None on a CPU
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return float(stats.get("bytes_limit", machine / len(devices)))
+    return float(stats["bytes_limit"]) if "bytes_limit" in stats else memory_of_machine() / len(devices)
+
+
+def memory_of_machine(root: Path = Path("/")) -> float:
+    """Bytes that this process may use: the machine's, or less in a container; infinite where the system does not say.
+
+    Args:
+      root: of the file system, where Linux keeps the limits of a container's groups.
+    """
+    try:
+        machine = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    except (AttributeError, ValueError, OSError):  # not on every system
+        machine = float("inf")
+    return min([machine, *_limits_of_groups(root)])
+
+
+def _limits_of_groups(root: Path) -> Iterator[float]:
+    """Bytes that each of this process's control groups allows; a group is limited by those around it, too."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        lines = []
+    # "0::/a/b" in version 2, "4:cpu,memory:/a/b" in version 1; in a container both may be seen from within as "/".
+    groups = {"": PurePosixPath("/"), "memory": PurePosixPath("/")}
+    groups |= {
+        kind: PurePosixPath(path) for _, kinds, path in (x.split(":", 2) for x in lines) for kind in kinds.split(",")
+    }
+    versions = (("", "sys/fs/cgroup", "memory.max"), ("memory", "sys/fs/cgroup/memory", "memory.limit_in_bytes"))
+    for kind, mounted, file in versions:
+        for group in (groups[kind], *groups[kind].parents):
+            with contextlib.suppress(OSError, ValueError):  # no such group, or "max"
+                yield float(int((root / mounted / str(group).lstrip("/") / file).read_text()))
 
 
 def memory_needed(compiled: Any) -> int:

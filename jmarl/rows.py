@@ -15,7 +15,8 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array
 
-from jmarl import configs, evaluation, parallel
+from jmarl import configs, evaluation, parallel, saving
+from jmarl import metrics as metrics_module
 from jmarl.types import Env, Loop, Metrics, RunState, static
 
 __all__ = ["Batch", "Functions", "compiler_options"]
@@ -78,7 +79,7 @@ class Functions:
 
 
 def _seed_axis(placement: parallel.Placement, num_rows: int, num_agents: int) -> str:
-    """The faster way for so many agents in all environments of a seed, as benchmarks/devices.py measures it."""
+    """The faster way for so many agents in all environments of a seed, as benchmarks/speed/seeds_on_a_cpu.py shows."""
     if jax.default_backend() != "cpu":
         return "vmap"
     rows_at_once = len(placement.devices) if placement.shard == "seeds" else 1
@@ -123,17 +124,22 @@ def _in_place(chunk: Callable) -> Callable:
 
 
 class Batch:
-    """This process's rows on their way: in one piece that stays on the devices, or in several that take turns there."""
+    """This process's rows on their way: in one piece that stays on the devices, or in several that take turns there.
+
+    Attributes:
+      example: shapes of their state.
+      pieces: states.
+    """
 
     def __init__(self, functions: Functions, placement: parallel.Placement, swept: Any, memory_limit: int | None):
         self._functions, self._placement, self._swept = functions, placement, swept
-        self._example = _resized(functions.example, len(functions.example.first) // jax.process_count())
-        self._lowered = functions.chunk.lower(self._example, 1, swept)
+        self.example = _resized(functions.example, len(functions.example.first) // jax.process_count())
+        self._lowered = functions.chunk.lower(self.example, 1, swept)
         self._limit = memory_limit or 0.9 * parallel.memory_of(placement.devices)
         self.pieces: list[RunState] = []
 
-    def start(self, keys: Array, state: RunState | None) -> None:
-        """Compiles, and begins with `state`, or anew."""
+    def start(self, keys: Array, state: RunState | None, initial: Any = None) -> None:
+        """Compiles, and begins with `state`, or anew, with what `initial` has learnt."""
         # Compiling is most of the time to a first result on a CPU. Initialisation runs once, so it is not optimised at
         # all, and beside the rest, which is about as fast with level 1 as with 3.
         with concurrent.futures.ThreadPoolExecutor() as threads:
@@ -151,6 +157,9 @@ class Batch:
             piece = put(piece, self._placement.rows)
             init = init or self._functions.init.lower(piece, table).compile(compiler_options(0))
             self.pieces.append(self._let_wait(init(piece, table)))
+        if initial is not None:
+            begun = self._cut(saving.warm_start(self.state(), initial), num)
+            self.pieces = [put(begun[0], self._placement.state)] if num == 1 else parallel.to_host(begun)
 
     def advance(self, num: int, keys: Array | None) -> dict[str, np.ndarray]:
         """`num` iterations of every row, and an evaluation if there are keys for it."""
@@ -158,11 +167,12 @@ class Batch:
         for i, (piece, table) in enumerate(zip(self.pieces, self._tables, strict=True)):
             piece = self._placement.put(piece, self._placement.state) if len(self._tables) > 1 else piece
             piece, means = self._chunk(piece, num, table)
-            metrics = dict(zip(means.names, np.asarray(means.values).T, strict=True))
+            metrics = means.on_host()
             if keys is not None:
                 key = self._placement.put(self._cut(keys, len(self._tables))[i], self._placement.rows)
-                metrics = metrics | self._functions.evaluate(piece.train_state, key, table)
-            measured.append(jax.tree.map(np.asarray, metrics))
+                played = self._functions.evaluate(piece.train_state, key, table)
+                metrics |= {name: np.where(metrics_module.is_missing(x), np.nan, x) for name, x in played.items()}
+            measured.append(metrics)
             self.pieces[i] = self._let_wait(piece)
         return jax.tree.map(lambda *x: np.concatenate(x), *measured)
 
@@ -176,7 +186,7 @@ class Batch:
 
     def _cut(self, tree: Any, num: int) -> list[Any]:
         """`num` trees of equally many rows."""
-        size = len(self._example.first) // num
+        size = len(self.example.first) // num
         parts = [slice(i * size, (i + 1) * size) for i in range(num)]
         return [tree] if num == 1 else [jax.tree.map(lambda x, part=part: x[part], tree) for part in parts]
 
@@ -185,7 +195,7 @@ class Batch:
 
     def _compile_what_fits(self) -> tuple[Any, int]:
         """The chunk of the smallest number of pieces of which each fits, and that number."""
-        placement, num_rows = self._placement, len(self._example.first)
+        placement, num_rows = self._placement, len(self.example.first)
         num_devices = len(placement.devices)
         largest_cut = num_rows // (num_devices if placement.shard == "seeds" else 1)
         needed_whole = 0.0
@@ -194,13 +204,13 @@ class Batch:
                 continue  # memory falls no faster than rows: this is not worth compiling
             lowered = self._lowered
             if num > 1:
-                one = _resized(self._example, num_rows // num), 1, self._cut(self._swept, num)[0]
+                one = _resized(self.example, num_rows // num), 1, self._cut(self._swept, num)[0]
                 lowered = self._functions.chunk.lower(*one)
             compiled = lowered.compile(compiler_options(1))
             needed = parallel.memory_needed(compiled)
             needed_whole = max(needed_whole, needed * num)
             # The host of a CPU is the device: those that wait are in the way.
-            waiting = (num - 1) * _bytes(self._example) / num / num_devices if jax.default_backend() == "cpu" else 0
+            waiting = (num - 1) * _bytes(self.example) / num / num_devices if jax.default_backend() == "cpu" else 0
             if needed + waiting <= self._limit:
                 if num > 1:
                     parallel.say(
@@ -227,24 +237,41 @@ def _bytes(tree: Any) -> int:
 class Means:
     """Metrics in one array `[.., K]`: to add up and return each by itself would be a tenth of all there is to compile.
 
-    NaN means not measured, such as a return where no episode ended; but a loss that is NaN makes its mean NaN.
+    They are sums and counts until they are read: a mean over nothing is NaN, which jax may be told to look for.
+
+    Attributes:
+      total: over the iterations in which a metric was measured, as a return is not where no episode ended. A loss is
+        always measured: one that is NaN makes its mean NaN.
+      count: how many these were.
+      names: of the metrics.
     """
 
-    values: Array
+    total: Array
+    count: Array
     names: tuple[str, ...] = static(())
 
     @staticmethod
     def of(metrics: Metrics) -> "Means":
-        """From numbers by name."""
+        """Of one iteration, from numbers by name."""
         for name, x in metrics.items():
             if x.shape:
                 raise ValueError(f"The metric {name!r} has shape {x.shape}, but a metric is one number: reduce it.")
         names = tuple(sorted(metrics))
-        return Means(values=jnp.stack([metrics[name] for name in names]), names=names)
+        dtype = jnp.float64 if any(x.dtype == jnp.float64 for x in metrics.values()) else jnp.float32
+        values = jnp.stack([metrics[name].astype(dtype) for name in names])
+        is_loss = jnp.array([name.startswith("loss/") for name in names])
+        is_measured = is_loss | ~metrics_module.is_missing(values)
+        return Means(total=jnp.where(is_measured, values, 0), count=is_measured.astype(jnp.int32), names=names)
+
+    def on_host(self) -> dict[str, np.ndarray]:
+        """Each metric by name, NaN where nothing was measured."""
+        total, count = np.asarray(self.total), np.asarray(self.count)
+        means = np.where(count > 0, total / np.maximum(count, 1).astype(total.dtype), np.nan).astype(total.dtype)
+        return {name: means[..., i] for i, name in enumerate(self.names)}
 
 
 def _make_chunk(loop: Loop, cfg: Any):
-    """`chunk(state, num)`: `num` iterations; means are over those in which a metric was measured."""
+    """`chunk(state, num)`: `num` iterations, and the means of their metrics."""
 
     @jax.jit  # so that it is traced once only
     def iteration(state):
@@ -253,16 +280,13 @@ def _make_chunk(loop: Loop, cfg: Any):
 
     def chunk(state, num):
         def step(_, carry):
-            state, total, count = carry
-            state, metrics = iteration(state)
-            is_measured = ~jnp.isnan(metrics.values) | is_loss
-            return state, total + jnp.where(is_measured, metrics.values, 0), count + is_measured
+            state, means = carry
+            state, new = iteration(state)
+            return state, jax.tree.map(jnp.add, means, new)
 
-        metrics = jax.eval_shape(iteration, state)[1]
-        is_loss = np.array([name.startswith("loss/") for name in metrics.names])
-        zero = jnp.zeros(metrics.values.shape, metrics.values.dtype)
-        state, total, count = jax.lax.fori_loop(0, num, step, (state, zero, zero.astype(jnp.int32)))
-        return state, metrics.replace(values=jnp.where(count > 0, total / jnp.maximum(count, 1), jnp.nan))
+        means = jax.eval_shape(iteration, state)[1]
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), means)
+        return jax.lax.fori_loop(0, num, step, (state, zeros))
 
     return chunk
 

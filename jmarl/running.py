@@ -1,27 +1,29 @@
 """Training with Python between compiled chunks: progress, files, evaluation, checkpoints, devices and processes."""
 
 import contextlib
-import dataclasses
-import os
-import shutil
+import operator
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import struct
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
-from jmarl import buffers, configs, parallel, rows, training
-from jmarl import checkpoint as checkpoint_module
+from jmarl import buffers, configs, deprecation, files, parallel, rows, saving, training
+from jmarl import keys as keys_module
 from jmarl.logging import Sink
-from jmarl.types import Env, Loop, Metrics, RunState, TrainState
+from jmarl.saving import Best, Checkpointing, Progress
+from jmarl.types import Env, Loop, RunState, TrainState
 
 __all__ = ["Best", "Checkpointing", "Evaluation", "run"]
+
+
+_MOST = 2**31 - 1  # iterations that a compiled chunk can count
 
 
 class Evaluation(NamedTuple):
@@ -35,45 +37,14 @@ class Evaluation(NamedTuple):
     env: Env | None = None
 
 
-class Checkpointing(NamedTuple):
-    """How `run` saves itself: every `every_s` seconds, at the end, and when it is stopped.
-
-    Attributes:
-      folder: a new one, for the checkpoints alone.
-      every_s: seconds between two of them, rounded up to the end of a chunk; 0: after each chunk.
-      keep: how many stay.
-      resume: go on from the last one in `folder`, as if the run had never been stopped or killed. Where none was
-        completed yet, the run begins anew, and says so.
-      best: the metric of the evaluation by which each seed's best learner is chosen.
-
-    A checkpoint holds "run", the `RunState`, and, once there was an evaluation, "best", a `Best`. To read the learners:
-
-        learner = loop.algorithm(loop.env.spec, cfg)
-        like = jax.eval_shape(jax.vmap(learner.init), jax.random.split(key, num_seeds))
-        learners = jmarl.checkpoint.restore(folder, like, part="best.train_state")  # or "run.train_state"
-    """
-
-    folder: str | os.PathLike[str]
-    every_s: float = 60.0
-    keep: int = 3
-    resume: bool = False
-    best: str = "eval/return_sum"
-
-
-@struct.dataclass(kw_only=True)
-class Best:
-    """Each seed's learner that scored best in an evaluation, and its score: NaN where there was none to compare."""
-
-    train_state: TrainState
-    score: Float[Array, "*batch"]
-
-
+@deprecation.renamed_arguments(num_steps="num_iterations", steps_per_chunk="iterations_per_chunk", split="shard")
 def run(
     loop: Loop,
     key: PRNGKeyArray,
     cfg: Any,
     *,
     num_iterations: int,
+    initial: RunState | TrainState | Any = None,
     iterations_per_chunk: int | None = None,
     num_seeds: int = 1,
     sweep_axes: Any = None,
@@ -89,7 +60,11 @@ def run(
     """Trains with Python between compiled chunks: progress, files, evaluation, checkpoints.
 
     Ctrl-C and SIGTERM end it after the chunk under way, with what it has. To go on with a run that was stopped, or
-    killed, call it with the same arguments and `Checkpointing(..., resume=True)`; the devices may be others.
+    killed, call it with the same arguments and `Checkpointing(..., resume=True)`; the devices may be others. With a
+    larger `num_iterations` a run is trained longer: a `horizon` that was left open stays that of the first time, so
+    schedules stay where they ended; one in the config stretches them.
+
+    An exception of a sink or a callback goes on after the state was saved; it has it as its `run_state`, too.
 
     Where `jax.distributed` joins several processes, all of them call `run` with the same arguments. Each trains its
     share of the seeds. The first one alone has sinks and writes checkpoints, for all seeds and where all can read them.
@@ -99,6 +74,9 @@ def run(
       key: split into one key for each seed.
       cfg: the algorithm's config; with `sweep_axes` those of several settings, both from `jmarl.sweep`.
       num_iterations: iterations of the loop.
+      initial: begins with what was learnt elsewhere. A `RunState` goes on as it is; a `TrainState` meets new
+        environments, and its optimiser and schedules go on; parameters alone get new ones of these. Of one seed, for
+        all seeds, or with an axis `[num_seeds]`. A run that goes on from a checkpoint does not need it any more.
       iterations_per_chunk: iterations between two rows of metrics (means over them); by default a hundredth of the run.
       num_seeds: independent runs.
       sweep_axes: which fields of `cfg` hold a value for each setting. Every setting is trained with the same seeds, and
@@ -119,18 +97,25 @@ def run(
     Returns:
       The last state, with a leading axis `[num_seeds]`: of this process's seeds, if there are several processes.
     """
-    iterations_per_chunk = max(1, num_iterations // 100) if iterations_per_chunk is None else iterations_per_chunk
-    training.require_positive(
-        num_iterations=num_iterations, iterations_per_chunk=iterations_per_chunk, num_seeds=num_seeds
-    )
+    _require_types(loop=loop, sinks=sinks, evaluation=evaluation, checkpoint=checkpoint, callback=callback)
+    if checkpoint is not None:
+        checkpoint = checkpoint._replace(folder=files.absolute(checkpoint.folder))
+    resumed = saving.begun(checkpoint)
+    if iterations_per_chunk is None:
+        by_default = min(max(1, (_whole(num_iterations) or 0) // 100), _MOST)
+        iterations_per_chunk = int(resumed.get("iterations_per_chunk", by_default))
+    counts = {"num_iterations": num_iterations, "iterations_per_chunk": iterations_per_chunk, "num_seeds": num_seeds}
+    if evaluation is not None:
+        counts |= {"evaluation.every": evaluation.every, "evaluation.num_episodes": evaluation.num_episodes}
+    _require_counts(**counts)
+    if iterations_per_chunk > _MOST:
+        raise ValueError(f"iterations_per_chunk={iterations_per_chunk} must be at most {_MOST}.")
     if seed_axis not in (None, "vmap", "map"):
         raise ValueError(f"seed_axis={seed_axis!r} is not known: choose 'vmap' or 'map'.")
-    if evaluation is not None:
-        counts = {"evaluation.every": evaluation.every, "evaluation.num_episodes": evaluation.num_episodes}
-        training.require_positive(**counts)
     if checkpoint is not None and not checkpoint.every_s >= 0:  # NaN is not, either
         raise ValueError(f"checkpoint.every_s={checkpoint.every_s} must be 0 seconds or more.")
-    cfg = training.with_horizon(loop, cfg, num_iterations)
+    key = keys_module.as_key(key)
+    cfg = saving.original_horizon(loop, cfg, resumed, num_iterations)
     begin = time.perf_counter()
 
     swept = training.swept_values(cfg, sweep_axes)
@@ -157,16 +142,27 @@ def run(
     _report_replay(example.buffer, num_rows)
     # Everything is traced before anything is opened: what cannot run is refused here.
     batch = rows.Batch(functions, placement, parallel.mine(values), memory_limit)
+    if initial is not None:
+        jax.eval_shape(saving.warm_start, batch.example, initial)
     saver = None
     if checkpoint is not None:
         measured = (
             {} if evaluation is None else jax.eval_shape(functions.evaluate, example.train_state, keys_init, values)
         )
-        settings = _settings(loop, key, cfg, num_iterations, iterations_per_chunk, num_seeds, evaluation, checkpoint)
-        saver = _Saver(checkpoint, example, measured, settings)
+        facts = saving.facts_of(
+            loop,
+            key,
+            cfg,
+            num_iterations=num_iterations,
+            iterations_per_chunk=iterations_per_chunk,
+            num_seeds=num_seeds,
+            evaluation=evaluation,
+            checkpoint=checkpoint,
+        )
+        saver = saving.Saver(checkpoint, example, measured, facts)
 
     with contextlib.ExitStack() as at_the_end:
-        state, progress = None, _Progress()
+        state, progress = None, Progress()
         if saver is not None:
             at_the_end.callback(saver.close)
             state, progress = saver.restore()
@@ -177,8 +173,9 @@ def run(
             "env_steps_per_iteration": loop.env_steps_per_iteration,
             "total_env_steps": num_iterations * loop.env_steps_per_iteration,
             "resumed_at": progress.done * loop.env_steps_per_iteration if checkpoint and checkpoint.resume else None,
+            "rows_until_then": progress.num_chunks,
         }
-        sinks = sinks if parallel.is_first_process() else ()
+        sinks = list(sinks) if parallel.is_first_process() else []
         for sink in sinks:
             sink.start(info)
             at_the_end.callback(sink.close)
@@ -186,25 +183,30 @@ def run(
             saver.is_begun = True
         if state is not None and progress.done == num_iterations:
             return state
-        batch.start(parallel.mine(keys_init), state)
+        batch.start(parallel.mine(keys_init), state, initial)
         del state  # the first chunk takes its memory
+        watch = _Watch()
         with _first_signal() as stopped:
-            is_stopped, is_reported = False, False
+            is_stopped = False
             while progress.done < num_iterations and not is_stopped:
                 num = min(iterations_per_chunk, num_iterations - progress.done)
                 done, num_chunks = progress.done + num, progress.num_chunks + 1
+                env_steps = done * loop.env_steps_per_iteration
                 is_evaluated = evaluation is not None and (num_chunks % evaluation.every == 0 or done == num_iterations)
                 keys = parallel.mine(keys_of_rows(jax.random.fold_in(key_eval, num_chunks))) if is_evaluated else None
                 metrics = batch.advance(num, keys)
-                if saver is not None and is_evaluated:
-                    saver.keep_best(batch.join([piece.train_state for piece in batch.pieces]), metrics)
-                metrics = parallel.gather(metrics)
-                is_reported = is_reported or _report_divergence(done * loop.env_steps_per_iteration, metrics)
-                progress = _Progress(done, num_chunks, time.perf_counter() - begin)
-                for sink in sinks:
-                    sink.write(done * loop.env_steps_per_iteration, progress.wall_s, metrics)
-                if callback is not None and callback(done * loop.env_steps_per_iteration, metrics, batch.state()):
-                    stopped.set()
+                if is_evaluated:
+                    learner = batch.join([piece.train_state for piece in batch.pieces])
+                    is_finite = _has_finite_parameters(learner)
+                    watch.parameters(env_steps, parallel.gather(is_finite))
+                    if saver is not None:
+                        saver.keep_best(learner, metrics, is_finite)
+                metrics = watch.metrics(env_steps, parallel.gather(metrics))
+                progress = Progress(done, num_chunks, time.perf_counter() - begin)
+                with _kept_if_it_fails(batch, saver, progress, sinks):
+                    _write(sinks, env_steps, progress.wall_s, metrics)
+                    if callback is not None and callback(env_steps, metrics, batch.state()):
+                        stopped.set()
                 is_stopped, is_due = parallel.agree(stopped.is_set(), saver is not None and saver.is_due())
                 if saver is not None and is_due:
                     saver.save(batch.state(), progress, sinks)
@@ -216,6 +218,70 @@ def run(
             f"Stopped after {progress.done} of {num_iterations} iterations; what was learnt until then is kept."
         )
     return batch.state()
+
+
+def _require_types(**arguments: Any) -> None:
+    """One sentence for what would fail far from here."""
+    kinds = {"loop": Loop, "evaluation": Evaluation, "checkpoint": Checkpointing}
+    for name, kind in kinds.items():
+        value = arguments[name]
+        if not isinstance(value, kind) and not (value is None and name != "loop"):
+            raise TypeError(f"{name}={value!r} must be a jmarl.{kind.__name__}{'' if name == 'loop' else ' or None'}.")
+    sinks = arguments["sinks"]
+    if isinstance(sinks, Sink) or not isinstance(sinks, Sequence) or not all(isinstance(x, Sink) for x in sinks):
+        raise TypeError("sinks must be a list of sinks, also for one: sinks=[jmarl.logging.terminal()].")
+    if arguments["callback"] is not None and not callable(arguments["callback"]):
+        raise TypeError(f"callback={arguments['callback']!r} must be a function of (env_steps, metrics, state).")
+    if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+        raise ValueError(
+            "run compiles whole chunks, which jax.disable_jit() forbids: to look into an iteration, call "
+            "loop.step(state, cfg) under it, with the state that run returns."
+        )
+
+
+def _require_counts(**values: Any) -> None:
+    for name, value in values.items():
+        if _whole(value) is None:
+            raise TypeError(f"{name}={value!r} must be a whole number, such as {name}=10.")
+    training.require_positive(**values)
+
+
+def _whole(value: Any) -> int | None:
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None
+
+
+def _write(sinks: list[Sink], env_steps: int, wall_s: float, metrics: Mapping[str, np.ndarray]) -> None:
+    """A row for every sink; a display that fails is no reason to end a run, and is dropped."""
+    for sink in list(sinks):
+        try:
+            sink.write(env_steps, wall_s, metrics)
+        except Exception as error:
+            if not sink.is_display:
+                raise
+            sinks.remove(sink)
+            warnings.warn(f"A display has failed and is left out from here on: {error!r}", RuntimeWarning, stacklevel=3)
+
+
+@contextlib.contextmanager
+def _kept_if_it_fails(
+    batch: rows.Batch, saver: saving.Saver | None, progress: Progress, sinks: list[Sink]
+) -> Iterator[None]:
+    """Saves the state before an exception of the user's code goes on, and hands it on with the exception."""
+    try:
+        yield
+    except KeyboardInterrupt:  # the second Ctrl-C: at once
+        raise
+    except BaseException as error:
+        with contextlib.suppress(AttributeError):  # some exceptions take none
+            error.run_state = batch.state()  # type: ignore[attr-defined]
+        error.add_note(f"The state after {progress.done} iterations is this exception's `run_state`.")
+        if saver is not None and jax.process_count() == 1:  # others are elsewhere: they would wait for each other
+            saver.save(batch.state(), progress, sinks)
+            saver.wait()
+        raise
 
 
 def _report_replay(buffer: Any, num_seeds: int) -> None:
@@ -234,17 +300,54 @@ def _report_replay(buffer: Any, num_seeds: int) -> None:
     parallel.say(f"Replay takes {needed / 2**20:,.1f} MiB for {num_seeds} seed{'s' if num_seeds > 1 else ''}.")
 
 
-def _report_divergence(env_steps: int, metrics: Mapping[str, np.ndarray]) -> bool:
-    """Says that a loss is no number any more, and whether it is so."""
-    for name, values in metrics.items():
-        lost = np.flatnonzero(~np.isfinite(values)).tolist() if name.startswith("loss/") else []
-        if lost:
-            parallel.say(
-                f"{name} is {values[lost[0]]} after {env_steps:,} steps, for seeds {', '.join(map(str, lost))} of "
-                f"{len(values)}: they may never recover; try a lower learning rate."
-            )
-            return True
-    return False
+def _has_finite_parameters(learner: TrainState) -> np.ndarray:
+    """Of each seed. On the host, where nothing has to be compiled."""
+    leaves = [np.asarray(x) for x in jax.tree.leaves(learner.params) if jnp.issubdtype(x.dtype, jnp.inexact)]
+    each = [np.isfinite(x.astype(np.float32)).reshape(len(x), -1).all(axis=1) for x in leaves]
+    return np.logical_and.reduce([np.ones(len(learner.step), bool), *each])
+
+
+class _Watch:
+    """Says, once for each seed, that its numbers are no numbers any more, and where that came from."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, set[int]] = {"reward": set(), "view": set(), "learning": set()}
+
+    def metrics(self, env_steps: int, metrics: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The metrics, without the counts of what is not finite where there is nothing to count."""
+        for kind in ("reward", "view"):
+            name = f"env/nonfinite_{kind}s"
+            if name not in metrics:
+                continue
+            if seeds := self._new(kind, metrics[name] > 0):
+                parallel.say(
+                    f"The {kind} of {seeds} was not finite after {env_steps:,} steps: the environment returned it."
+                )
+            if not np.any(metrics[name] > 0):
+                metrics = {other: values for other, values in metrics.items() if other != name}
+        for name, values in metrics.items():
+            if name.startswith("loss/"):
+                self._learning(env_steps, name, ~np.isfinite(values))
+        return metrics
+
+    def parameters(self, env_steps: int, is_finite: np.ndarray) -> None:
+        self._learning(env_steps, "A parameter", ~is_finite)
+
+    def _learning(self, env_steps: int, name: str, is_lost: np.ndarray) -> None:
+        misled = np.isin(np.arange(len(is_lost)), list(self._told["reward"] | self._told["view"]))
+        advice = {True: "they learnt from what the environment returned", False: "try a lower learning rate"}
+        for is_misled in (True, False):
+            if seeds := self._new("learning", is_lost & (misled == is_misled)):
+                parallel.say(
+                    f"{name} is not finite after {env_steps:,} steps, for {seeds} of {len(is_lost)}: they may never "
+                    f"recover; {advice[is_misled]}."
+                )
+
+    def _new(self, kind: str, is_so: np.ndarray) -> str:
+        """The seeds of which it was not told yet, in words."""
+        new = [seed for seed in np.flatnonzero(is_so).tolist() if seed not in self._told[kind]]
+        self._told[kind].update(new)
+        return f"seed{'s' if len(new) > 1 else ''} {', '.join(map(str, new))}" if new else ""
 
 
 @contextlib.contextmanager
@@ -266,124 +369,3 @@ def _first_signal() -> Iterator[threading.Event]:
     finally:
         for number, handler_before in previous.items():
             signal.signal(number, handler_before)
-
-
-# ---------------------------------------------------------------------------------------------------- saved runs
-
-
-class _Progress(NamedTuple):
-    """How far a run is: iterations, chunks, and seconds since its start, without those between stop and resume."""
-
-    done: int = 0
-    num_chunks: int = 0
-    wall_s: float = 0.0
-
-
-class _Saver:
-    """What `run` needs to save itself and to go on."""
-
-    def __init__(self, options: Checkpointing, example: RunState, measured: Metrics, settings: dict[str, str]):
-        if measured and options.best not in measured:
-            raise ValueError(f"best={options.best!r} is not measured: choose one of {', '.join(sorted(measured))}.")
-        self._options, self._settings = options, settings
-        self._example: dict[str, Any] = {"run": example}
-        if measured:
-            self._example["best"] = Best(train_state=example.train_state, score=measured[options.best])
-        self._best: Best | None = None
-        self.is_begun = options.resume  # until a new run has sinks, it may be refused
-        self._saved_at, self._saved_time = 0, time.monotonic()
-        self._writer = None
-        if parallel.is_first_process():
-            self._writer = checkpoint_module.Writer(options.folder, keep=options.keep, resume=options.resume)
-        parallel.wait_for_all("the folder of checkpoints is there")
-
-    def restore(self) -> tuple[RunState | None, _Progress]:
-        """The last checkpoint, if the run does not begin here."""
-        folder = self._options.folder
-        if not checkpoint_module.steps(folder):
-            if self._options.resume:
-                parallel.say(f"{folder} holds no checkpoint yet: the run begins anew, and so do its metrics.")
-            return None, _Progress()
-        info = checkpoint_module.describe(folder)["info"]
-        _require_same(info["settings"], self._settings)
-        parts = {
-            part: parallel.mine(checkpoint_module.restore(folder, self._example[part], part=part))
-            for part in info["parts"]
-        }
-        self._best = parts.get("best")
-        progress = _Progress(**info["progress"])
-        self._saved_at = progress.done
-        return parts["run"], progress
-
-    def keep_best(self, learner: TrainState, metrics: Mapping[str, Any]) -> None:
-        new = Best(train_state=learner, score=metrics[self._options.best])
-        self._best = _better(self._best or new, new)
-
-    def is_due(self) -> bool:
-        return time.monotonic() - self._saved_time >= self._options.every_s
-
-    def save(self, state: RunState, progress: _Progress, sinks: Sequence[Sink]) -> None:
-        """Begins to save, unless nothing happened since the last time."""
-        if progress.done == self._saved_at:
-            return
-        for sink in sinks:  # first, so that no row before the checkpoint is ever missing
-            sink.flush()
-        parts = parallel.gather({"run": state} if self._best is None else {"run": state, "best": self._best})
-        info = {"settings": self._settings, "progress": progress._asdict(), "parts": list(parts)}
-        if self._writer is not None:
-            self._writer.save(progress.done, parts, info)
-        self._saved_at, self._saved_time = progress.done, time.monotonic()
-
-    def wait(self) -> None:
-        if self._writer is not None:
-            self._writer.wait()
-
-    def close(self) -> None:
-        if self._writer is None:
-            return
-        self._writer.close()
-        if not self.is_begun:  # else it would look as if the files that were in the way belonged to this run
-            shutil.rmtree(self._writer.folder)
-
-
-def _better(old: Best, new: Best) -> Best:
-    """Seed by seed; what could not be measured is not better. On the host, where nothing has to be compiled."""
-    new_score, old_score = np.asarray(new.score), np.asarray(old.score)
-    is_better = (new_score > old_score) | np.isnan(old_score)
-
-    def pick(x, y):
-        where = is_better.reshape(-1, *[1] * (x.ndim - 1))
-        return jnp.where(where, x, y) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else np.where(where, x, y)
-
-    return jax.tree.map(pick, new, old)
-
-
-def _settings(
-    loop, key, cfg, num_iterations, iterations_per_chunk, num_seeds, evaluation, checkpoint
-) -> dict[str, str]:
-    """What a run must have in common with the one it goes on from, in words."""
-    settings = {
-        "algorithm": getattr(loop.algorithm, "__name__", ""),
-        "environment": loop.env.spec.name,
-        "key": jax.random.key_data(key).tolist(),
-        "num_iterations": num_iterations,
-        "iterations_per_chunk": iterations_per_chunk,
-        "num_seeds": num_seeds,
-        "env_steps_per_iteration": loop.env_steps_per_iteration,
-        "updates_per_iteration": loop.updates_per_iteration,
-        "evaluation": evaluation and evaluation[:2],
-        "best": evaluation and checkpoint.best,
-    }
-    fields = dataclasses.fields(cfg) if dataclasses.is_dataclass(cfg) else ()
-    settings |= {field.name: getattr(cfg, field.name) for field in fields}
-    settings |= {name: np.asarray(value).tolist() for name, value in settings.items() if isinstance(value, jax.Array)}
-    return {name: str(getattr(value, "__name__", value)) for name, value in settings.items()}
-
-
-def _require_same(saved: dict[str, str], given: dict[str, str]) -> None:
-    for name in [*given, *saved]:
-        if saved.get(name) != given.get(name):
-            raise ValueError(
-                f"{name} is {saved.get(name)} in the checkpoint, but {given.get(name)} here: a run goes on with the "
-                "arguments that it began with."
-            )

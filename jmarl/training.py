@@ -10,10 +10,23 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
-from jmarl import configs, keys, masks, metrics, parallel
+from jmarl import configs, evaluation, exploration, keys, masks, metrics, parallel
 from jmarl.deprecation import renamed_arguments
 from jmarl.learners import checks
-from jmarl.types import Algorithm, Buffer, Env, EpisodeStats, Learner, Loop, Metrics, Observation, RunState, TrainState, Trajectory, Transition
+from jmarl.types import (
+    Algorithm,
+    Buffer,
+    Env,
+    EpisodeStats,
+    Learner,
+    Loop,
+    Metrics,
+    Observation,
+    RunState,
+    TrainState,
+    Trajectory,
+    Transition,
+)
 
 __all__ = ["make_train", "off_policy", "on_policy", "rollout", "start", "sweep", "where_last"]
 
@@ -109,9 +122,10 @@ def rollout(
     env_state, obs, first, carry, is_over, _ = state
     returns, steps_so_far, measured = _count_episodes(run.episodes, steps.reward, steps.last, info)
     trajectory = Trajectory(steps=steps, carry=run.carry, next_carry=carry, weight=counts)
+    env_steps = _count_on(exploration.count(run.train_state), length * num_envs)
     run = dataclasses.replace(
         run,
-        train_state=dataclasses.replace(run.train_state, env_steps=_count_on(run.env_steps, length * num_envs)),
+        train_state=dataclasses.replace(run.train_state, env_steps=env_steps),
         env_state=env_state,
         obs=obs,
         first=first,
@@ -123,7 +137,7 @@ def rollout(
 
 
 def _faults(obs: Observation, reward: Array, counts: Array) -> Metrics:
-    """How many rewards and views of those who count, and act, are no numbers: an environment's fault, not a learner's."""
+    """How many rewards that count, and views of those who act, are no numbers: an environment's fault."""
     seen = jnp.isfinite(obs.agents.reshape(*obs.agent_mask.shape, -1)).all(-1)
     return {
         "env/nonfinite_rewards": jnp.sum(counts & ~jnp.isfinite(reward), dtype=jnp.float32),
@@ -146,7 +160,7 @@ def where_last(last: Array, ended: Any, going_on: Any) -> Any:
 
 
 def _count_episodes(
-    episodes: EpisodeStats, reward: Array, last: Array, info: Mapping[str, Array]
+    episodes: EpisodeStats, reward: Array, last: Array, info: Mapping[str, Any]
 ) -> tuple[Array, Array, Metrics]:
     """Returns and lengths of the episodes under way, and means over those that finished.
 
@@ -166,13 +180,9 @@ def _count_episodes(
         "train/return_mean": metrics.mean(jnp.mean(jnp.sum(total, axis=0)), num),
         "train/episode_length": metrics.mean(jnp.sum(total_length), num),
     }
-    told = {name: metrics.mean(jnp.sum(jnp.where(last, x, 0)), num) for name, x in info.items()}
-    return returns, length - total_length, {**_named(told, measured), **measured}
-
-
-def _named(told: Metrics, measured: Metrics) -> Metrics:
-    """What an environment tells of its episodes, beside what is measured of them: that is not replaced."""
-    return {f"train/info/{name}" if f"train/{name}" in measured else f"train/{name}": x for name, x in told.items()}
+    told = evaluation.info_metrics("train/", info)
+    measured |= {name: metrics.mean(jnp.sum(jnp.where(last, x, 0)), num) for name, x in told.items()}
+    return returns, length - total_length, measured
 
 
 # --------------------------------------------------------------------------------------------------------- loops
@@ -343,8 +353,9 @@ def sweep(cfg: Any, **values: Any) -> tuple[Any, Any]:
                 f"{name} is not a numeric hyperparameter of {type(cfg).__name__}, so it cannot vary inside one "
                 f"compilation: sweep over it with a Python loop, or choose one of {', '.join(sorted(leaves))}."
             )
-    for value in zip(*values.values(), strict=True):
-        checks.validate(configs.replace(cfg, dict(zip(values, value, strict=True))))
+    known = {name: np.asarray(value) for name, value in values.items() if not isinstance(value, jax.core.Tracer)}
+    for row in zip(*known.values(), strict=True):
+        checks.validate(configs.replace(cfg, dict(zip(known, row, strict=True))))
     arrays = {name: jnp.asarray(value) for name, value in values.items()}
     axes = configs.replace(cfg, dict.fromkeys(leaves))
     return configs.replace(cfg, arrays), configs.replace(axes, dict.fromkeys(values, 0))

@@ -5,7 +5,7 @@ are NamedTuples of pure functions. Nothing in this module computes.
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import jax.numpy as jnp
 import numpy as np
@@ -27,11 +27,19 @@ def static(default: Any) -> Any:
     return struct.field(pytree_node=False, default=default)
 
 
+class Replaceable:
+    """What `flax.struct.dataclass` adds, said to type checkers."""
+
+    if TYPE_CHECKING:
+
+        def replace(self, **updates: Any) -> Self: ...
+
+
 # ---------------------------------------------------------------------------------------------------------- data
 
 
 @struct.dataclass(kw_only=True)
-class Observation:
+class Observation(Replaceable):
     """What is known at one time step.
 
     Attributes:
@@ -49,7 +57,7 @@ class Observation:
 
 
 @struct.dataclass(kw_only=True)
-class Outcome:
+class Outcome(Replaceable):
     """What an environment answers to an action, beside the next observation.
 
     Attributes:
@@ -66,7 +74,7 @@ class Outcome:
 
 
 @struct.dataclass(kw_only=True)
-class Transition:
+class Transition(Replaceable):
     """One step of interaction. `truncated` is `last & ~terminated`; a single `done` flag is never stored.
 
     Attributes:
@@ -91,7 +99,7 @@ class Transition:
 
 
 @struct.dataclass(kw_only=True)
-class Trajectory:
+class Trajectory(Replaceable):
     """The only batch type: `M` sequences of `L` steps, and what the networks remembered before the first of them.
 
     Attributes:
@@ -111,7 +119,7 @@ class Trajectory:
 
 
 @struct.dataclass(kw_only=True)
-class Moments:
+class Moments(Replaceable):
     """Exponential moving moments of what was seen, see `jmarl.normalize`.
 
     Attributes:
@@ -126,7 +134,7 @@ class Moments:
 
 
 @struct.dataclass(kw_only=True)
-class TrainState:
+class TrainState(Replaceable):
     """Everything an algorithm learns. Arrays only: it can be vmapped, donated, saved and compared leaf by leaf.
 
     Attributes:
@@ -149,7 +157,7 @@ class TrainState:
 
 
 @struct.dataclass(kw_only=True)
-class EpisodeStats:
+class EpisodeStats(Replaceable):
     """The episodes that are under way in `B` environments.
 
     Attributes:
@@ -164,7 +172,7 @@ class EpisodeStats:
 
 
 @struct.dataclass(kw_only=True)
-class RunState:
+class RunState(Replaceable):
     """A whole run between two iterations: enough to go on as if nothing had happened.
 
     Attributes:
@@ -185,11 +193,14 @@ class RunState:
     key: PRNGKeyArray
 
     @property
-    def env_steps(self) -> Int[Array, "*batch"]:
+    def env_steps(self) -> Int[Array, "*batch"] | None:
         """Environment steps taken in all environments together."""
         return self.train_state.env_steps
 
-    learner = renamed_attribute("learner", "train_state")
+    @property
+    def learner(self) -> TrainState:
+        """The old name of `train_state`."""
+        return renamed_attribute(self, "learner", "train_state")
 
 
 # ------------------------------------------------------------------------------------------------------- bundles
@@ -210,6 +221,7 @@ class EnvSpec(NamedTuple):
       action_sizes: each agent's true number of actions, or of action dimensions; () if none is padded.
       max_steps: the longest possible episode in steps; None if unbounded or unknown.
       min_steps: the shortest possible one; `rollout` draws no more start states than it can need.
+      has_ids: views hold a one-hot id, by which a network that agents share can tell them apart.
       teams: the team of each agent, as a number, where teams oppose each other; () if all are of one.
     """
 
@@ -225,6 +237,7 @@ class EnvSpec(NamedTuple):
     action_sizes: tuple[int, ...] = ()
     max_steps: int | None = None
     min_steps: int = 1
+    has_ids: bool = False
     teams: tuple[int, ...] = ()
 
     @property
@@ -280,8 +293,8 @@ class Policy(NamedTuple):
       init_carry: `(batch_shape) -> carry`.
       sample: `(params, carry, obs, first, key) -> (carry, action, measured)`, exploring, for one step: leading axis
         `[B]`. `measured` has "log_prob" `[B, N]` and "value" `[B, N]`.
-      mode: `(params, carry, obs, first) -> (carry, action)`, greedily, for one step. It reads the actor alone: a critic's
-        part of the carry stays as it was.
+      mode: `(params, carry, obs, first) -> (carry, action)`, greedily, for one step. It reads the actor alone, and
+        leaves a critic's part of the carry as it was.
       evaluate: `(params, carry, obs, first, action) -> (log_prob, entropy, value)`, each `[L, M, N]`, of sequences
         `[L, M, ..]`.
     """
@@ -349,8 +362,8 @@ class Loop(NamedTuple):
     """A training loop: `init(key, cfg) -> RunState` and `step(run, cfg) -> (RunState, Metrics)`, one iteration.
 
     `env_steps_per_iteration` is how many environment steps one call of `step` takes, over all environments, and
-    `updates_per_iteration` how many calls of `Learner.update`. `settings` is what the loop was made with, by name: a run
-    is resumed only with the same.
+    `updates_per_iteration` how many calls of `Learner.update`. `settings` is what the loop was made with, by name: a
+    run is resumed only with the same.
     """
 
     init: Callable[[PRNGKeyArray, Any], RunState]
@@ -361,8 +374,15 @@ class Loop(NamedTuple):
     updates_per_iteration: int = 1
     settings: dict[str, Any] = {}  # noqa: RUF012  a NamedTuple's default, never written to
 
-    env_steps_per_step = renamed_attribute("env_steps_per_step", "env_steps_per_iteration")
-    updates_per_step = renamed_attribute("updates_per_step", "updates_per_iteration")
+    @property
+    def env_steps_per_step(self) -> int:
+        """The old name of `env_steps_per_iteration`."""
+        return renamed_attribute(self, "env_steps_per_step", "env_steps_per_iteration")
+
+    @property
+    def updates_per_step(self) -> int:
+        """The old name of `updates_per_iteration`."""
+        return renamed_attribute(self, "updates_per_step", "updates_per_iteration")
 
 
 Algorithm = Callable[[EnvSpec, Any], Learner]

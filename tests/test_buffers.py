@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import replay
+import replay_beside_flashbax
 from jmarl import buffers
 from jmarl.types import Observation, Trajectory, Transition
 
@@ -272,6 +272,6 @@ def test_seeds_have_buffers_of_their_own():
 
 
 def test_flashbax_plugs_in_through_the_same_functions():
-    theirs = replay.flashbax_buffer(16, 4)
+    theirs = replay_beside_flashbax.flashbax_buffer(16, 4)
     batch = theirs.sample(filled(theirs, transitions(0, 1, 2)), jax.random.key(0))
     assert batch.steps.action.shape == (1, 4, 1) and set(batch.steps.action.ravel().tolist()) <= {0, 1, 2}

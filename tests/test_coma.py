@@ -30,15 +30,19 @@ def test_targets_match_a_loop_over_steps(recurrent, team_reward):
     reward = batch.steps.reward + jnp.array([0.0, 1.0])
     alive = np.ones((8, 4, 2), bool)
     alive[3:5, :, 0] = False
+    weight = np.ones((8, 4, 2))
+    weight[4:6, :, 0] = 0
+    obs = batch.steps.obs.replace(agent_mask=jnp.asarray(weight > 0))
     next_obs = batch.steps.next_obs.replace(agent_mask=jnp.asarray(alive))
-    steps = batch.steps.replace(reward=reward, terminated=terminated, next_obs=next_obs)
+    steps = batch.steps.replace(reward=reward, terminated=terminated, obs=obs, next_obs=next_obs)
     assert batch.steps.last[:-1].any()
 
     # What would be done next where an episode or the rollout ends: drawn from the policy that acted, one step on.
     rows = lambda x: x.reshape(-1, *x.shape[2:])  # noqa: E731
-    memory, next_obs = jax.tree.map(rows, (steps.extras, steps.next_obs))
-    logits = networks.one_step(nets.actor)(state.params["actor"], memory.carry, next_obs, jnp.zeros(32, bool))[1]
-    policy = heads.categorical(logits, next_obs.action_mask, epsilon=memory.epsilon[:, None, None])
+    after = jax.tree.map(lambda x, y: jnp.concatenate([x[1:], y[None]]), steps.carry, batch.next_carry)
+    carry, epsilon, next_obs = jax.tree.map(rows, (after, steps.measured["epsilon"], steps.next_obs))
+    logits = networks.one_step(nets.actor)(state.params["actor"], carry, next_obs, jnp.zeros(32, bool))[1]
+    policy = heads.categorical(logits, next_obs.action_mask, epsilon=epsilon[:, None, None])
     drawn = np.asarray(policy.sample(seed=jax.random.split(key)[0])).reshape(8, 4, 2)
 
     after, targets = np.zeros((4, 2)), np.zeros((8, 4, 2))
@@ -47,7 +51,7 @@ def test_targets_match_a_loop_over_steps(recurrent, team_reward):
         done = steps.action[t + 1] if t < 7 else drawn[t]
         action = jnp.asarray(np.where(cut[:, None], drawn[t], done))
         obs = jax.tree.map(lambda x, t=t: x[t][None], steps.next_obs)
-        q = values(state.target_params["critic"], obs, action[None], nets=nets, cfg=cfg)[0]
+        q = values(state.target_params, obs, action[None], nets=nets)[0]
         value = np.take_along_axis(np.asarray(q), np.asarray(action)[..., None], -1)[..., 0]
         ends, now = np.asarray(terminated[t]), np.asarray(reward[t])
         if team_reward == "mean":  # the team goes on while anybody does, with the values of those who do
@@ -56,7 +60,8 @@ def test_targets_match_a_loop_over_steps(recurrent, team_reward):
         after = now + 0.9 * ~ends * np.where(cut[:, None], value, 0.2 * value + 0.8 * after)
         targets[t] = after
 
-    _, metrics = jax.jit(learner.update)(state, batch.replace(steps=steps), key)
-    q = values(state.params["critic"], steps.obs, steps.action, nets=nets, cfg=cfg)
+    batch = batch.replace(steps=steps, weight=jnp.asarray(weight))
+    _, metrics = jax.jit(learner.update)(state, batch, key)
+    q = values(state.params, steps.obs, steps.action, nets=nets)
     taken = np.take_along_axis(np.asarray(q), np.asarray(steps.action)[..., None], -1)[..., 0]
-    np.testing.assert_allclose(metrics["loss/critic"], np.mean((taken - targets) ** 2), rtol=1e-4)
+    np.testing.assert_allclose(metrics["loss/critic"], np.average((taken - targets) ** 2, weights=weight), rtol=1e-4)

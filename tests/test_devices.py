@@ -191,6 +191,47 @@ def eight():
     print(json.dumps(outcomes))
 
 
+# ------------------------------------------------------------------------------------------------------------ memory
+
+
+def machine(folder, groups, **limits):
+    """A file system with these limits, and this process in these groups."""
+    (folder / "proc/self").mkdir(parents=True)
+    (folder / "proc/self/cgroup").write_text(groups)
+    for path, limit in limits.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(limit)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("groups", "limits", "expected"),
+    [
+        ("0::/\n", {"sys/fs/cgroup/memory.max": "1048576\n"}, 2**20),
+        ("0::/\n", {"sys/fs/cgroup/memory.max": "max\n"}, None),
+        ("0::/a/b\n", {"sys/fs/cgroup/a/memory.max": "1048576\n", "sys/fs/cgroup/a/b/memory.max": "max\n"}, 2**20),
+        ("0::/a/b\n", {"sys/fs/cgroup/a/memory.max": "4096\n", "sys/fs/cgroup/a/b/memory.max": "2048\n"}, 2048),
+        ("0::/a\n", {"sys/fs/cgroup/elsewhere/memory.max": "2048\n"}, None),
+        ("3:cpu,memory:/docker/1\n", {"sys/fs/cgroup/memory/memory.limit_in_bytes": "1048576\n"}, 2**20),
+        ("3:memory:/d\n0::/\n", {"sys/fs/cgroup/memory/d/memory.limit_in_bytes": "4096\n"}, 4096),
+        ("3:memory:/\n", {"sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n"}, None),
+        ("", {}, None),
+    ],
+)
+def test_the_limit_of_a_container_counts_and_not_the_machine(tmp_path, groups, limits, expected):
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert jmarl.parallel.memory_of_machine(machine(tmp_path, groups, **limits)) == (expected or whole)
+
+
+def test_memory_that_the_system_does_not_say_is_no_limit(tmp_path, monkeypatch):
+    assert jmarl.parallel.memory_of_machine(tmp_path) < float("inf")
+    monkeypatch.delattr(os, "sysconf")
+    assert jmarl.parallel.memory_of_machine(tmp_path) == float("inf")
+    monkeypatch.setattr(jmarl.parallel, "memory_of_machine", lambda: float("inf"))
+    loop = jmarl.on_policy(MEMORY, jmarl.random_policy, num_envs=2, rollout_length=2)
+    assert len(jmarl.run(loop, jax.random.key(0), jmarl.RandomConfig(), num_iterations=1).first) == 1
+
+
 # ------------------------------------------------------------------------------------------------ by two processes
 
 

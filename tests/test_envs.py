@@ -254,6 +254,41 @@ def test_switch_riddle_terminates_when_somebody_tells_and_truncates_otherwise():
     assert not play(0).terminated.any()
 
 
+TWO_COLORS = {"num_colors": 2, "num_ranks": 2, "num_cards_of_rank": np.array([2, 1])}
+
+
+@pytest.mark.parametrize(
+    ("options", "bound", "least"),
+    [({}, 90, 87), (TWO_COLORS | {"max_info_tokens": 1, "hand_size": 1, "num_agents": 3}, 10, 5)],
+    ids=["2 players", "3 players, few cards"],
+)
+def test_no_game_of_hanabi_is_longer_than_its_bound(options, bound, least):
+    env = envs.make("hanabi", **options)
+    raw, spec = env.unwrapped, env.spec
+    assert spec.max_steps == bound
+    index = np.arange(spec.num_actions)
+    is_hint = (index >= 2 * raw.hand_size) & (index < spec.num_actions - 1)
+    # At random, the first legal move, and hints where there is a token, else discards: the longest games.
+    wishes = np.array([0.0 * index, -index, 4.0 * is_hint + 2.0 * (index < raw.hand_size)])
+
+    def step(loop, keys):
+        (state, obs), length, over = loop
+        key, wish = keys
+        wish = wish + jax.random.uniform(key, obs.action_mask.shape)
+        action = jnp.argmax(jnp.where(obs.action_mask, wish, -jnp.inf), axis=-1)
+        state, obs, outcome = env.step(state, action, key)
+        return ((state, obs), length + ~over, over | outcome.last), None
+
+    def play(key, wish):
+        start = env.reset(key), jnp.int32(0), jnp.bool_(False)
+        keys = jax.random.split(key, bound + 5), jnp.tile(wish, (bound + 5, 1))
+        return jax.lax.scan(step, start, keys)[0][1:]
+
+    games = jax.vmap(jax.vmap(play, (0, None)), (None, 0))
+    length, over = fast_jit(games)(jax.random.split(jax.random.key(0), 32), wishes)
+    assert over.all() and length.max() <= bound and length[2].max() >= least
+
+
 def test_agents_keep_the_environments_order_not_that_of_sorted_keys():
     env = envs.make("MPE_simple_spread_v3", num_agents=11)
     assert env.spec.agents == tuple(f"agent_{i}" for i in range(11))

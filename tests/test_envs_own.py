@@ -164,7 +164,10 @@ MISTAKES = [
         lambda: changed("outcome", terminated=lambda x: x.astype(float)),
         "step returns terminated as float32; it must be bool",
     ),
-    (lambda: changed("outcome", info=lambda _: {"won": jnp.ones(2)}), r"step returns info\['won'\] of shape \(2,\)"),
+    (
+        lambda: changed("outcome", info=lambda _: {"won": jnp.ones(2)}),
+        r"info\['won'\] as float32\[2\]; it must be one number",
+    ),
     (
         lambda: changed("obs", state=lambda x: jnp.full((2,), 1.0 * jnp.asarray(1.0))),
         r"step returns obs.state as weakly typed float32; it must be float32: use jnp.asarray\(x, jnp.float32\)",

@@ -43,6 +43,11 @@ def test_one_update_on_a_batch(composing):
     assert errors[-1] < 0.5 * errors[0]
 
 
+def test_an_advantage_and_a_loss_of_your_own(composing):
+    returns = composing.an_advantage_and_a_loss_of_your_own()
+    assert returns[0] < 1.2 and returns[-1] > 1.8
+
+
 def test_a_network_of_your_own(composing):
     errors = composing.a_network_of_your_own()
     assert errors[0] > 1.0 and errors[-1] < 0.01

@@ -1,20 +1,21 @@
-"""What is handed on: parameters and policies in files, read back equal, and what a run folder gives to evaluate.py."""
+"""What is handed on: parameters and policies in files, read back equal, and what a run folder gives to be evaluated."""
 
 import functools
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import evaluate
 import jmarl
-import runs
-import train
 from jmarl import envs, export
+from jmarl.cli import evaluate, experiment, run_folders, train
+from jmarl.cli.errors import UsageError
 from jmarl.types import Observation
 
 PARAMS = {
@@ -188,12 +189,36 @@ print(action.tolist())
     assert json.loads(result.stdout) == action.tolist()
 
 
-def test_several_seeds_at_once_are_refused(tmp_path):
+def test_a_seed_is_picked_from_several(tmp_path):
     env, learner, state = learner_of("qmix")
-    states = jax.tree.map(lambda x: jnp.stack([x, x]), state)
-    with pytest.raises(ValueError, match=r"give the state of one seed, jmarl.checkpoint.take_seed\(state, seed\)"):
+    states = jax.tree.map(lambda x: jnp.stack([jnp.zeros_like(x), x]), state)
+    with pytest.raises(ValueError, match=r"The state is of 2 seeds, and a policy of one: give a seed, 0 to 1"):
         export.export_policy(learner, states, env.spec, tmp_path / "policy.jax")
+    with pytest.raises(ValueError, match="seed=2 is none of the 2 seeds"):
+        export.export_policy(learner, states, env.spec, tmp_path / "policy.jax", seed=2)
+    with pytest.raises(ValueError, match="seed=1, but the state is of one seed"):
+        export.export_policy(learner, state, env.spec, tmp_path / "policy.jax", seed=1)
     assert not (tmp_path / "policy.jax").exists()
+    run = jax.eval_shape(lambda: jmarl.training.start(env, learner, jax.random.key(0), num_envs=1))
+    run = run.replace(train_state=states)
+    export.export_policy(learner, run, env.spec, tmp_path / "picked.jax", seed=1)
+    export.export_policy(learner, state, env.spec, tmp_path / "one.jax")
+    export.export_policy(learner, jax.tree.map(lambda x: x[None], state), env.spec, tmp_path / "alone.jax")
+    played = []
+    for name in ("picked", "one", "alone"):
+        policy = export.load_policy(tmp_path / f"{name}.jax")
+        obs = next(observations(env))
+        played.append(policy.greedy(policy.init_carry((5,)), obs, jnp.ones(5, bool))[0])
+    np.testing.assert_array_equal(played[0], played[1])
+    np.testing.assert_array_equal(played[0], played[2])
+
+
+def test_another_state_is_refused(tmp_path):
+    env, learner, state = learner_of("qmix")
+    with pytest.raises(ValueError, match=r"step is float32 \[\] in the state, but the learner makes int32 \[\]"):
+        export.export_policy(learner, state.replace(step=jnp.zeros(())), env.spec, tmp_path / "policy.jax")
+    with pytest.raises(ValueError, match="batch_size=0 must be at least 1, or None"):
+        export.export_policy(learner, state, env.spec, tmp_path / "policy.jax", 0)
 
 
 def test_networks_that_fix_the_number_of_environments_ask_for_it(tmp_path):
@@ -216,6 +241,77 @@ def test_other_files_are_no_policies(tmp_path):
     (tmp_path / "policy.jax").write_bytes(b"precious")
     with pytest.raises(ValueError, match="is damaged, or no policy that this version of jax can read"):
         export.load_policy(tmp_path / "policy.jax")
+
+
+# ---------------------------------------------------------------------------------------------------------- damage
+
+
+def damages(data, num=60):
+    """Bits flipped, bytes lost at the end, and runs of zeros."""
+    rng = np.random.default_rng(0)
+    for place in rng.integers(len(data), size=num).tolist():
+        flipped = bytearray(data)
+        flipped[place] ^= 1 << int(rng.integers(8))
+        yield bytes(flipped)
+        yield data[:place]
+        yield data[:place] + bytes(min(64, len(data) - place)) + data[place + 64 :]
+
+
+def test_no_damaged_parameters_are_taken_for_whole_ones(tmp_path):
+    params = {"kernel": jnp.arange(300.0).reshape(3, 100) + 1, "half": jnp.ones(9, jnp.bfloat16)}
+    path = tmp_path / "params"
+    export.save_parameters(params, path)
+    data = path.read_bytes()
+    for damaged in damages(data):
+        path.write_bytes(damaged)
+        try:
+            again = export.load_parameters(path, params)
+        except ValueError as error:
+            assert "damaged" in str(error) or "is expected here" in str(error)
+        else:  # a bit of the checksum's name, or of the space after the header
+            jax.tree.map(np.testing.assert_array_equal, again, params)
+
+
+def test_no_damaged_policy_is_taken_for_a_whole_one(tmp_path):
+    path = exported(tmp_path, "qmix")
+    data = path.read_bytes()
+    num_read = 0
+    for damaged in damages(data):
+        path.write_bytes(damaged)
+        try:
+            export.load_policy(path)
+            num_read += damaged[: -len(export._FOOTER) - 4] != data[: -len(export._FOOTER) - 4]
+        except ValueError as error:
+            assert "damaged" in str(error)
+    assert not num_read
+
+
+def test_files_of_before_have_no_checksum_and_are_read(tmp_path):
+    from safetensors.numpy import save_file
+
+    save_file({"w": np.ones(2, np.float32)}, tmp_path / "old")
+    assert export.load_parameters(tmp_path / "old", {"w": jnp.zeros(2)})["w"].sum() == 2
+    path = exported(tmp_path, "qmix")
+    data = path.read_bytes()[: -len(export._FOOTER) - 4]
+    path.write_bytes(data.replace(export._NAME.encode(), b"policy_of_ol"))
+    assert export.load_policy(path).reads == ("action_mask", "agents")
+    path.write_bytes(data)  # a new one whose end was lost
+    with pytest.raises(ValueError, match="is damaged: it is not what was exported"):
+        export.load_policy(path)
+
+
+def test_what_is_handed_on_holds_no_path_and_has_the_mode_of_other_files(tmp_path):
+    env, learner, state = learner_of("mappo")
+    mask = os.umask(0o027)
+    try:
+        export.export_policy(learner, state, env.spec, tmp_path / "policy.jax")
+        export.save_parameters(PARAMS, tmp_path / "params")
+    finally:
+        os.umask(mask)
+    assert [path.stat().st_mode & 0o777 for path in tmp_path.iterdir()] == [0o640, 0o640]
+    data = (tmp_path / "policy.jax").read_bytes()
+    assert b".py" not in data and str(Path(__file__).parents[1]).encode() not in data
+    assert jax.config.jax_traceback_in_locations_limit != 0
 
 
 # ------------------------------------------------------------------------------------------------------ run folders
@@ -244,17 +340,17 @@ def test_the_absolute_metric_is_a_mean_over_all_rounds():
     env = envs.matrix_game([[1.0, 0.0], [0.0, 3.0]])
     learner = jmarl.scripted(lambda obs: jnp.ones(obs.agent_mask.shape, jnp.int32))
     states = jax.vmap(learner.init)(jax.random.split(jax.random.key(0), 2))
-    metrics = train._absolute(env, learner, states, jax.random.key(1), num_episodes=10, at_once=4)
+    metrics = experiment._absolute(env, learner, states, jax.random.key(1), num_episodes=10, at_once=4)
     np.testing.assert_allclose(metrics["absolute/return_mean"], [3.0, 3.0])
 
 
 def test_last_and_best_learners_are_loaded(trained):
-    env, _, states = runs.load_run(trained)
+    env, _, states = run_folders.load_run(trained)
     assert states.env_steps.tolist() == [48, 48] and env.spec.num_agents == 1  # 16 were the warm-up
     saved = export.load_parameters(trained / "params.safetensors", states.params)
     jax.tree.map(np.testing.assert_array_equal, saved, states.params)
     scores = json.loads((trained / "metrics.json").read_text())["metrics"]["eval/return_sum"]
-    best = runs.load_run(trained, best=True)[2]
+    best = run_folders.load_run(trained, best=True)[2]
     assert best.env_steps.tolist() == [16 + 16 * (1 + int(np.argmax(seed))) for seed in scores]
 
 
@@ -270,7 +366,7 @@ def test_evaluating_a_run(trained, tmp_path, capsys):
     assert "No GIF: there is no picture of CartPole-v1" in printed and "policy of seed 1" in printed
 
     # The artefact plays the very episodes that the learner of this seed plays.
-    env, learner, states = runs.load_run(trained)
+    env, learner, states = run_folders.load_run(trained)
     policy, state = export.load_policy(artefact), jmarl.checkpoint.take_seed(states, 1)
     other = learner._replace(
         greedy=lambda state, carry, obs, first: policy.greedy(carry, obs, first), init_carry=policy.init_carry
@@ -310,20 +406,20 @@ def test_bad_options_are_refused(trained, monkeypatch, capsys, words, sentence):
 def test_a_folder_without_a_run_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit):
         evaluate.main([str(tmp_path)])
-    assert "is no run folder of train.py" in capsys.readouterr().err
+    assert "is no run folder of jmarl train" in capsys.readouterr().err
 
 
 def test_parameters_alone_serve(trained, tmp_path):
     for name in ("config.json", "metrics.json"):
         (tmp_path / name).write_bytes((trained / name).read_bytes())
-    with pytest.raises(runs.UsageError, match="holds nothing learnt"):
-        runs.load_run(tmp_path)
+    with pytest.raises(UsageError, match="holds nothing learnt"):
+        run_folders.load_run(tmp_path)
     (tmp_path / "params.safetensors").write_bytes((trained / "params.safetensors").read_bytes())
-    states = runs.load_run(tmp_path)[2]
+    states = run_folders.load_run(tmp_path)[2]
     assert states.env_steps.tolist() == [48, 48]  # on which exploration depends
-    jax.tree.map(np.testing.assert_array_equal, states.params, runs.load_run(trained)[2].params)
-    with pytest.raises(runs.UsageError, match="has no best learner"):
-        runs.load_run(tmp_path, best=True)
+    jax.tree.map(np.testing.assert_array_equal, states.params, run_folders.load_run(trained)[2].params)
+    with pytest.raises(UsageError, match="has no best learner"):
+        run_folders.load_run(tmp_path, best=True)
 
 
 def test_an_absolute_metric_needs_evaluations_and_checkpoints(tmp_path, capsys):

@@ -274,7 +274,8 @@ def test_tanh_normal_is_finite_at_its_bounds(edge, dtype):
 @jax.jit
 def draw_tanh_normal(mean, log_std, low, high):
     dist = heads.tanh_normal(mean, log_std, low, high)
-    return *dist.sample_and_log_prob(seed=jax.random.key(0)), dist.sample_z(seed=jax.random.key(0))
+    noise = jax.random.normal(jax.random.key(0), mean.shape, mean.dtype)
+    return *dist.sample_and_log_prob(seed=jax.random.key(0)), mean + jnp.exp(log_std) * noise
 
 
 @given(arrays(np.float32, 3, elements=st.floats(-50, 50, width=32)), st.floats(-5, 2))
@@ -296,15 +297,15 @@ def test_tanh_normal_mode_is_the_squashed_mean(dtype):
     np.testing.assert_allclose(dist.mode(), [np.tanh(0.5), 2 + 2 * np.tanh(-2.0)], rtol=1e-6)
 
 
-def test_tanh_normal_entropy_estimates_the_integral():
-    """Quadrature, and the average of 20 000 one-sample estimates (standard error 0.006), against -∫ p log p."""
+def test_tanh_normal_entropy_is_the_integral():
+    """Quadrature, and the average of 20 000 samples' -log π (standard error 0.006), against -∫ p log p."""
     num = 20_000
     action = jnp.asarray((np.arange(num)[:, None] + 0.5) / num, jnp.float32)
 
     @jax.jit
     def log_density_and_estimates(action):
         dist = heads.tanh_normal(jnp.full((num, 1), 0.4), jnp.full(1, -0.5), 0.0, 1.0)
-        return dist.log_prob(action), dist.entropy(), dist.entropy(seed=jax.random.key(1))
+        return dist.log_prob(action), dist.entropy(), -dist.sample_and_log_prob(seed=jax.random.key(1))[1]
 
     log_density, quadrature, estimates = (np.asarray(x, np.float64) for x in log_density_and_estimates(action))
     assert quadrature.shape == estimates.shape == (num,)
@@ -330,7 +331,7 @@ def test_tanh_normal_reparametrised_gradient_of_entropy():
     """More spread is more entropy while tanh is still linear."""
 
     def entropy(log_std):
-        return heads.tanh_normal(jnp.zeros((100, 1)), log_std).entropy(seed=jax.random.key(0)).mean()
+        return heads.tanh_normal(jnp.zeros((100, 1)), log_std).entropy().mean()
 
     np.testing.assert_allclose(jax.jit(jax.grad(entropy))(jnp.full(1, -5.0)), 1, atol=0.01)
 
@@ -341,3 +342,53 @@ def test_tanh_normal_maps_over_its_leaves():
     action, log_prob = jax.jit(jax.vmap(lambda d, key: d.sample_and_log_prob(seed=key)))(dist, keys)
     assert action.shape == (4, 3, 2)
     assert log_prob.shape == (4, 3)
+
+
+# ------------------------------------------------------------------------------------------- one meaning for each name
+
+
+HEADS = {
+    "categorical": (lambda x: heads.categorical(x), jax.random.gumbel),
+    "gaussian": (lambda x: heads.gaussian(x, -0.5 + 0.1 * x), jax.random.normal),
+    "tanh_normal": (lambda x: heads.tanh_normal(x, -0.5 + 0.1 * x, -2.0, 1.0), jax.random.normal),
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_every_distribution_means_the_same_by_its_names(name, dtype):
+    """20 000 draws from keys and from noise have the frequencies of log_prob, and entropy is their mean -log π."""
+    head, draw = HEADS[name]
+    x = jnp.asarray([0.3, -0.4])
+
+    @jax.jit
+    def everything(key, noise):
+        dist = head(jnp.broadcast_to(x, (20_000, 2)))
+        sampled, log_prob = dist.sample_and_log_prob(seed=key)
+        made, made_log_prob = dist.from_noise(noise)
+        again = dist.log_prob(sampled), dist.log_prob(made)
+        return dist.sample(seed=key), sampled, log_prob, made, made_log_prob, *again, dist.entropy(), dist.mode()
+
+    noise = draw(jax.random.key(1), (20_000, 2))
+    same, sampled, log_prob, made, made_log_prob, *again, entropy, mode = everything(jax.random.key(0), noise)
+    np.testing.assert_array_equal(same, sampled)
+    for ours, given_action in zip((log_prob, made_log_prob), again, strict=True):
+        np.testing.assert_allclose(ours, given_action, rtol=1e-3, atol=1e-3)
+        np.testing.assert_allclose(-np.mean(ours), entropy[0], atol=0.03)
+    np.testing.assert_allclose(np.mean(sampled, axis=0), np.mean(made, axis=0), atol=0.03)
+    greedy = {"categorical": 0, "gaussian": x, "tanh_normal": -0.5 + 1.5 * np.tanh(x)}[name]
+    np.testing.assert_allclose(mode[0], greedy, rtol=1e-5)
+    assert sampled.dtype == made.dtype == mode.dtype and log_prob.shape == entropy.shape == (20_000,)
+
+
+@pytest.mark.parametrize("name", ["gaussian", "tanh_normal"])
+def test_what_noise_makes_moves_with_mean_and_deviation(name, dtype):
+    """d action / d mean and d log std by hand, and log π of the action follows both."""
+    make = {"gaussian": heads.gaussian, "tanh_normal": heads.tanh_normal}[name]
+    mean, log_std, noise = (jnp.asarray([x]) for x in (0.4, -1.0, 0.7))
+    by_mean, by_log_std = jax.jit(jax.jacobian(lambda m, s: make(m, s).from_noise(noise)[0], (0, 1)))(mean, log_std)
+    z = 0.4 + np.exp(-1.0) * 0.7
+    slope = 1 - np.tanh(z) ** 2 if name == "tanh_normal" else 1.0
+    np.testing.assert_allclose([by_mean[0, 0], by_log_std[0, 0]], [slope, slope * np.exp(-1.0) * 0.7], rtol=1e-5)
+    slopes = jax.grad(lambda m, s: make(m, s).from_noise(noise)[1], (0, 1))(mean, log_std)
+    squashed = [2 * np.tanh(z), -1 + 2 * np.tanh(z) * np.exp(-1.0) * 0.7]  # log π = .. - log σ - log(1 - tanh² z)
+    np.testing.assert_allclose(np.ravel(slopes), squashed if name == "tanh_normal" else [0.0, -1.0], rtol=1e-5)

@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from jmarl import losses, normalize
+from jmarl import envs, losses, normalize
+from jmarl.learners import ppo
+from jmarl.types import Moments, Trajectory, Transition, zero_observation
 
 # Compiled as a whole, because op by op costs the tests more time.
 gae, lambda_returns, value_loss = jax.jit(losses.gae), jax.jit(losses.lambda_returns), jax.jit(losses.value_loss)
@@ -272,7 +274,7 @@ def test_value_clipping_needs_old_values():
 def test_a_stray_axis_raises_instead_of_broadcasting():
     """log π [3] times A [3] has mean -2/3; [3, 1] against [3] would give 0 in silence."""
     log_prob, advantage = jnp.array([1.0, 2, 3]), jnp.array([1.0, 0, -1])
-    np.testing.assert_allclose(jnp.mean(log_prob * advantage), -2 / 3, rtol=1e-6)
+    np.testing.assert_allclose(jnp.mean(losses.policy_gradient_loss(log_prob, advantage)), 2 / 3, rtol=1e-6)
     vector, column, mask = jnp.ones(3), jnp.ones((3, 1)), jnp.ones(3, bool)
     calls = {
         losses.gae: [vector, vector, column, vector, mask],
@@ -378,10 +380,26 @@ def test_explained_variance_limits(dtype):
 
 def test_advantages_use_denormalised_values(dtype):
     """Return 10 and normalised value 0.5 with mean 8 and std 4 are the same number: advantage 0, not 9.5."""
-    stats = normalize.ValueNorm(mean=jnp.array(8.0), variance=jnp.array(4.0**2), weight=jnp.array(1.0))
-    value = denormalize_by(stats, jnp.array([0.5]))
-    np.testing.assert_array_equal(jnp.array([10.0]) - value, 0)
-    np.testing.assert_array_equal(normalize_by(stats, jnp.array([10.0])), 0.5)
+    seen = Moments(mean=jnp.array(8.0), variance=jnp.array(4.0**2), weight=jnp.array(1.0))
+    spec = envs.probe("delayed").spec
+    cfg = ppo.PPOConfig(normalize_value=True, hidden_sizes=(4,))
+    nets = ppo.default_policy(spec, cfg)
+    shape = (1, 1, 1)
+    steps = Transition(
+        obs=zero_observation(spec, shape[:2]),
+        carry=nets.init_carry(shape[:2]),
+        first=jnp.ones(shape[:2], bool),
+        action=jnp.zeros(shape, jnp.int32),
+        reward=jnp.full(shape, 10.0),
+        terminated=jnp.ones(shape, bool),
+        last=jnp.ones(shape[:2], bool),
+        next_obs=zero_observation(spec, shape[:2]),
+        measured={"log_prob": jnp.zeros(shape), "value": jnp.full(shape, 0.5)},
+    )
+    batch = Trajectory(steps=steps, next_carry=nets.init_carry((1,)))
+    targets, *_ = ppo.ppo_targets(nets.init(jax.random.key(0)), batch, {"value": seen}, nets=nets, cfg=cfg)
+    np.testing.assert_array_equal(targets.advantage, 0)
+    np.testing.assert_array_equal(normalize_by(seen, jnp.array([10.0])), 0.5)
 
 
 def test_first_update_needs_no_warm_up(dtype):

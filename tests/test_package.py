@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import os
 import pkgutil
 import subprocess
 import sys
@@ -72,9 +73,22 @@ def test_wheel_holds_types_and_licence_and_nothing_else_of_the_checkout(wheel):
     assert {name.split("/")[0] for name in names} == {"jmarl", f"jmarl-{jmarl.__version__}.dist-info"}
 
 
-def test_wheel_works_outside_the_checkout(wheel, tmp_path):
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(tmp_path / "site")]
+@pytest.fixture(scope="module")
+def site(wheel, tmp_path_factory):
+    """The wheel, installed into a folder of its own."""
+    path = tmp_path_factory.mktemp("installed") / "site"
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(path)]
     subprocess.run([*install, str(wheel)], check=True, timeout=300)
+    return path
+
+
+def alone(site):
+    """An environment in which nothing but the installed wheel is jmarl."""
+    kept = {name: os.environ[name] for name in ("XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR") if name in os.environ}
+    return {"PYTHONPATH": str(site), "PATH": "", "JAX_PLATFORMS": "cpu", **kept}
+
+
+def test_wheel_works_outside_the_checkout(site, tmp_path):
     result = run_python(
         """
         import jax, jmarl
@@ -83,7 +97,38 @@ def test_wheel_works_outside_the_checkout(wheel, tmp_path):
         print(jmarl.__file__, jax.eval_shape(learner.init, jax.random.key(0)).step.dtype)
         """,
         cwd=tmp_path,
-        env={"PYTHONPATH": str(tmp_path / "site"), "PATH": "", "JAX_PLATFORMS": "cpu"},
+        env=alone(site),
     )
     assert result.returncode == 0, result.stderr
-    assert result.stdout.split() == [str(tmp_path / "site" / "jmarl" / "__init__.py"), "int32"]
+    assert result.stdout.split() == [str(site / "jmarl" / "__init__.py"), "int32"]
+
+
+def test_the_installed_command_does_everything_in_an_empty_folder(site, tmp_path):
+    """Trains, evaluates, plots, reports, resumes, and writes a skeleton: nothing of the checkout is needed."""
+    result = run_python(
+        """
+        from jmarl.cli.main import main
+
+        words = "--env CartPole-v1 --num-envs 2 --rollout-length 4 --total-steps 16 --seeds 2 --hidden-sizes 8"
+        words += " --num-epochs 1 --num-minibatches 1 --eval-episodes 2 --absolute-episodes 0 --run-dir run"
+        main(["train", "ippo", *words.split(), "--log-every", "1"])
+        main(["evaluate", "run", "--episodes", "2"])
+        main(["plot", "run", "--metric", "eval/return_sum"])
+        main(["report", "run"])
+        main(["train", "--resume", "run", "--total-steps", "24"])
+        main(["new", "algorithm", "mine"])
+        """,
+        cwd=tmp_path,
+        env=alone(site),
+    )
+    assert result.returncode == 0, result.stderr
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"run", "curves.png", "report", "mine.py", "test_mine.py"}
+    assert (tmp_path / "report" / "report.md").exists() and (tmp_path / "run" / "evaluation.json").exists()
+    assert (tmp_path / "run" / "metrics.csv").read_text().splitlines()[-1].startswith("24,")
+
+
+def test_the_wheel_installs_a_command(site, tmp_path):
+    command = [sys.executable, str(site / "bin" / "jmarl"), "--version"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path, env=alone(site))
+    assert (result.returncode, result.stdout) == (0, f"jmarl {jmarl.__version__}\n"), result.stderr

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import jmarl
-from jmarl import envs, evaluation, networks, normalize, training
+from jmarl import envs, evaluation, training
 from jmarl.learners import ppo
-from jmarl.types import EnvSpec, Observation, Trajectory
+from jmarl.networks import actor_critic
+from jmarl.types import EnvSpec, Moments, Observation, Trajectory
 
 SMALL = jmarl.PPOConfig(hidden_sizes=(16,), cell_size=8, num_epochs=2, num_minibatches=2, learning_rate=1e-2)
 PAYOFF = [[8.0, -12.0, -12.0], [-12.0, 0.0, 0.0], [-12.0, 0.0, 6.0]]
@@ -55,7 +56,7 @@ SPECS = {
 
 
 def made_up_targets(learner, spec, key, length=3, batch=6):
-    """A `Trajectory` for `ppo_loss`, with random contents and one agent dead in some rows."""
+    """A state, and a `Trajectory` and targets for `ppo_loss`, with random contents and one agent dead in some rows."""
     keys = jax.random.split(key, 6)
     shape = (length, batch, spec.num_agents)
     alive = jax.random.bernoulli(keys[0], 0.7, shape)
@@ -64,13 +65,13 @@ def made_up_targets(learner, spec, key, length=3, batch=6):
     rows = lambda x: x.reshape(-1, *x.shape[2:])  # noqa: E731
     flat = jax.tree.map(rows, obs)
     carry = learner.init_carry((length * batch,))
-    action, _, memory = learner.act(state, carry, flat, jnp.zeros(length * batch, bool), keys[3])
+    action, _, measured = learner.act(state, carry, flat, jnp.zeros(length * batch, bool), keys[3])
     unflat = lambda x: x.reshape(length, batch, *x.shape[1:])  # noqa: E731
-    targets = ppo.Targets(
-        log_prob=unflat(memory.log_prob) + 0.1 * jax.random.normal(keys[4], shape),
-        value=unflat(memory.value),
+    targets = jmarl.PPOTargets(
+        log_prob=unflat(measured["log_prob"]) + 0.1 * jax.random.normal(keys[4], shape),
+        value=unflat(measured["value"]),
         advantage=jax.random.normal(keys[4], shape),
-        target=jax.random.normal(keys[5], shape),
+        value_target=jax.random.normal(keys[5], shape),
     )
     steps = jmarl.types.Transition(
         obs=obs,
@@ -79,9 +80,8 @@ def made_up_targets(learner, spec, key, length=3, batch=6):
         reward=jnp.zeros(shape),
         terminated=jnp.zeros(shape, bool),
         last=jnp.zeros((length, batch), bool),
-        extras=targets,
     )
-    return state, Trajectory(steps=steps, carry=learner.init_carry((batch,)))
+    return state, Trajectory(steps=steps, carry=learner.init_carry((batch,))), targets
 
 
 CONFIGS = {
@@ -101,50 +101,49 @@ CONFIGS = {
 @pytest.mark.parametrize("kind", SPECS)
 def test_every_parameter_has_a_gradient_and_dead_agents_have_no_say(kind, options):
     spec, cfg = SPECS[kind], SMALL.replace(**options)
-    learner, nets = jmarl.ippo(spec, cfg), ppo.default_nets(spec, cfg)
-    state, batch = jax.jit(lambda key: made_up_targets(learner, spec, key))(jax.random.key(0))
+    learner, nets = jmarl.ippo(spec, cfg), ppo.default_policy(spec, cfg)
+    state, batch, targets = jax.jit(lambda key: made_up_targets(learner, spec, key))(jax.random.key(0))
     # Perturbed, since policies start almost uniform: the output layer's kernel is close to zero.
     params = jax.tree.map(lambda p: p + 0.1 * jnp.cos(jnp.arange(p.size, dtype=p.dtype)).reshape(p.shape), state.params)
-    grad = jax.jit(jax.value_and_grad(lambda p, b: ppo.ppo_loss(p, b, nets=nets, cfg=cfg)[0]))
-    loss, grads = grad(params, batch)
+    grad = jax.jit(jax.value_and_grad(lambda p, b, t: ppo.ppo_loss(p, b, t, nets=nets, cfg=cfg)[0]))
+    loss, grads = grad(params, batch, targets)
     for path, leaf in jax.tree_util.tree_leaves_with_path(grads):
         assert np.all(np.isfinite(leaf)) and np.abs(leaf).max() > 0, jax.tree_util.keystr(path)
 
-    # Whatever a dead agent saw, did or was promised changes nothing. (Its view is no other agent's input here.)
+    # Whatever a dead agent saw, did or was promised changes nothing. A shared state is what others see, too.
     dead = ~batch.steps.obs.agent_mask
-    if options.get("critic_view") == "state_obs" or not cfg.recurrent:
-        spoil = lambda x: jnp.where(dead.reshape(dead.shape + (1,) * (x.ndim - 3)), x * 3 + 1, x)  # noqa: E731
-        steps = batch.steps
-        other = steps.replace(
-            obs=steps.obs.replace(agents=spoil(steps.obs.agents)),
-            extras=jax.tree.map(spoil, steps.extras),
-            action=jnp.where(dead, 0, steps.action) if spec.is_discrete else spoil(steps.action),
-        )
-        other_loss, other_grads = grad(params, batch.replace(steps=other))
-        np.testing.assert_allclose(loss, other_loss, rtol=1e-6)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), grads, other_grads)
+    spoil = lambda x: jnp.where(dead.reshape(dead.shape + (1,) * (x.ndim - 3)), x * 3 + 1, x)  # noqa: E731
+    steps = batch.steps
+    obs = steps.obs
+    if not cfg.recurrent:  # a memory is of one's own: after death it is as spoilt as what it was made of
+        obs = obs.replace(agents=spoil(obs.agents))
+    action = jnp.where(dead, 0, steps.action) if spec.is_discrete else spoil(steps.action)
+    other = batch.replace(steps=steps.replace(obs=obs, action=action))
+    other_loss, other_grads = grad(params, other, jax.tree.map(spoil, targets))
+    np.testing.assert_allclose(loss, other_loss, rtol=1e-6)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), grads, other_grads)
 
 
 def test_nobody_alive_gives_no_loss_and_no_gradient():
     spec, cfg = SPECS["discrete"], SMALL
-    learner, nets = jmarl.ippo(spec, cfg), ppo.default_nets(spec, cfg)
-    state, batch = made_up_targets(learner, spec, jax.random.key(0))
+    learner, nets = jmarl.ippo(spec, cfg), ppo.default_policy(spec, cfg)
+    state, batch, targets = made_up_targets(learner, spec, jax.random.key(0))
     obs = batch.steps.obs.replace(agent_mask=jnp.zeros_like(batch.steps.obs.agent_mask))
     batch = batch.replace(steps=batch.steps.replace(obs=obs))
-    loss, grads = jax.value_and_grad(lambda p: ppo.ppo_loss(p, batch, nets=nets, cfg=cfg)[0])(state.params)
+    loss, grads = jax.value_and_grad(lambda p: ppo.ppo_loss(p, batch, targets, nets=nets, cfg=cfg)[0])(state.params)
     assert loss == 0
     assert all(np.all(np.asarray(g) == 0) for g in jax.tree.leaves(grads))
 
 
 def test_padded_action_dimensions_do_not_matter():
     spec = SPECS["continuous"]  # the second agent has one dimension, padded to two
-    nets = ppo.default_nets(spec, SMALL)
+    _, distribution = actor_critic.policy_output(spec, actor_critic.from_config(SMALL)[1], "gaussian")
     shape = (2, 2)
     one, other = ((jnp.full(shape, x), jnp.full(shape, y)) for x, y in ((0.3, 0.1), (0.7, 0.4)))
     mixed = jax.tree.map(lambda a, b: a.at[1, 1].set(b[1, 1]), one, other)
     action = jnp.array([[0.5, 0.5], [0.5, 2.0]])
     for f in (lambda pi: pi.log_prob(action), lambda pi: pi.entropy(), lambda pi: pi.mode()):
-        np.testing.assert_array_equal(f(nets.distribution(one, None)), f(nets.distribution(mixed, None)))
+        np.testing.assert_array_equal(f(distribution(one, None)), f(distribution(mixed, None)))
 
 
 @pytest.mark.parametrize("options", [{}, {"recurrent": True}, {"shared_torso": True, "recurrent": True}], ids=str)
@@ -153,12 +152,12 @@ def test_unrolling_the_rollout_gives_what_acting_recorded(options):
     env, cfg = envs.matrix_game(PAYOFF, num_steps=3), SMALL.replace(**options)
     _, run, batch = collect(env, cfg)
     assert batch.steps.last[:-1].any()
-    nets = ppo.default_nets(env.spec, cfg)
-    carry, (policy, value) = nets.model.apply(run.train_state.params, batch.carry, batch.steps.obs, batch.steps.first)
-    pi = nets.distribution(policy, batch.steps.obs.action_mask)
-    np.testing.assert_allclose(pi.log_prob(batch.steps.action), batch.steps.extras.log_prob, atol=1e-5)
-    np.testing.assert_allclose(value, batch.steps.extras.value, atol=1e-5)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), carry, run.carry)
+    nets, steps = ppo.default_policy(env.spec, cfg), batch.steps
+    log_prob, _, value = nets.evaluate(run.train_state.params, batch.carry, steps.obs, steps.first, steps.action)
+    np.testing.assert_allclose(log_prob, steps.measured["log_prob"], atol=1e-5)
+    np.testing.assert_allclose(value, steps.measured["value"], atol=1e-5)
+    assert jax.tree.structure(batch.next_carry) == jax.tree.structure(steps.carry)
+    jax.tree.map(np.testing.assert_array_equal, batch.next_carry, run.carry)
 
 
 def test_first_minibatch_of_sequences_has_ratio_one():
@@ -183,8 +182,8 @@ def test_time_limits_bootstrap_and_terminations_do_not():
         loop = jmarl.on_policy(env, jmarl.ippo, num_envs=4, rollout_length=4)
         run, _ = jax.jit(jmarl.make_train(loop, 60))(jax.random.key(0), cfg)
         learner = jmarl.ippo(env.spec, cfg)
-        _, _, memory = learner.act(run.train_state, run.carry, run.obs, run.first, jax.random.key(0))
-        values[time_limit] = float(memory.value.mean())
+        _, _, measured = learner.act(run.train_state, run.carry, run.obs, run.first, jax.random.key(0))
+        values[time_limit] = float(measured["value"].mean())
     assert values["truncated"] == pytest.approx(1 / (1 - gamma), abs=0.05)
     assert 1 < values["terminal"] < 1.6  # between 1 (last step) and 1 + γ (first)
 
@@ -201,10 +200,10 @@ def terminal(step):
 
 @pytest.mark.parametrize("algorithm", [jmarl.ippo, jmarl.mappo])
 def test_finds_the_best_joint_action_of_a_coordination_game(algorithm):
-    env = envs.matrix_game([[1.0, 0.0], [0.0, 2.0]])
+    env, cfg = envs.matrix_game([[1.0, 0.0], [0.0, 2.0]]), SMALL
     loop = jmarl.on_policy(env, algorithm, num_envs=16, rollout_length=8)
-    run, _ = jax.jit(jmarl.make_train(loop, 40))(jax.random.key(0), SMALL)
-    metrics = evaluation.evaluate(env, algorithm(env.spec, SMALL), run.train_state, jax.random.key(1), num_episodes=4)
+    run, _ = jax.jit(jmarl.make_train(loop, 40))(jax.random.key(0), cfg)
+    metrics = evaluation.evaluate(env, algorithm(env.spec, cfg), run.train_state, jax.random.key(1), num_episodes=4)
     assert metrics["eval/return_mean"] == 2.0
 
 
@@ -242,7 +241,7 @@ def test_schedules_end_with_the_run():
 
 def test_target_kl_stops_the_iteration():
     env = envs.matrix_game(PAYOFF)
-    learner, run, batch = collect(env, SMALL.replace(target_kl=-1.0))  # exceeded before the first step
+    learner, run, batch = collect(env, SMALL.replace(target_kl=jnp.array(-1.0)))  # exceeded before the first step
     state, _ = learner.update(run.train_state, batch, jax.random.key(0))
     jax.tree.map(np.testing.assert_array_equal, state.params, run.train_state.params)
     learner, run, batch = collect(env, SMALL.replace(target_kl=1e9))
@@ -254,7 +253,7 @@ def test_target_kl_stops_the_iteration():
 
 def test_schedules_go_on_where_target_kl_stopped_an_iteration():
     env = envs.matrix_game(PAYOFF)
-    cfg = SMALL.replace(target_kl=-1.0, learning_rate_schedule="linear", horizon=2)
+    cfg = SMALL.replace(target_kl=jnp.array(-1.0), learning_rate_schedule="linear", horizon=2)
     learner, run, batch = collect(env, cfg)
     state, metrics = learner.update(run.train_state, batch, jax.random.key(0))
     assert int(state.step) == 4 and float(metrics["learning_rate"]) == pytest.approx(cfg.learning_rate / 2)
@@ -275,7 +274,7 @@ def test_the_critic_can_have_a_rate_of_its_own(clip_separately):
     )
 
 
-SEEN = normalize.ValueNorm(mean=jnp.float32(3.0), variance=jnp.float32(4.0), weight=jnp.float32(1.0))
+SEEN = Moments(mean=jnp.float32(3.0), variance=jnp.float32(4.0), weight=jnp.float32(1.0))
 ONE_STEP = SMALL.replace(num_epochs=1, num_minibatches=1)
 
 
@@ -285,8 +284,8 @@ def test_value_normalisation_leaves_advantages_in_units_of_reward():
     learner, run, batch = collect(envs.probe("time_limit", num_steps=3), cfg)
     large = batch.replace(steps=batch.steps.replace(reward=100 * batch.steps.reward))
     seen_large = SEEN.replace(mean=100 * SEEN.mean, variance=1e4 * SEEN.variance)
-    state, _ = learner.update(run.train_state.replace(extras=SEEN), batch, jax.random.key(0))
-    scaled, _ = learner.update(run.train_state.replace(extras=seen_large), large, jax.random.key(0))
+    state, _ = learner.update(run.train_state.replace(moments={"value": SEEN}), batch, jax.random.key(0))
+    scaled, _ = learner.update(run.train_state.replace(moments={"value": seen_large}), large, jax.random.key(0))
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-5), state.params, scaled.params)
 
 
@@ -319,15 +318,15 @@ def test_targets_match_a_loop_over_steps(recurrent):
     env = envs.probe("time_limit", num_steps=3)
     cfg = ONE_STEP.replace(normalize_value=True, value_norm_beta=0.5, recurrent=recurrent, gamma=0.9, gae_lambda=0.8)
     learner, run, batch = collect(env, cfg)
-    steps, nets = batch.steps, ppo.default_nets(env.spec, cfg)
-    one_step = networks.one_step(nets.model)
-    state = run.train_state.replace(extras=SEEN)
+    steps, nets = batch.steps, ppo.default_policy(env.spec, cfg)
+    carries = jax.tree.map(lambda x, y: jnp.concatenate([x, y[None]]), steps.carry, batch.next_carry)
+    state = run.train_state.replace(moments={"value": SEEN})
     value, reward, advantage = (np.zeros((8, 4, 1)) for _ in range(3))
     after = np.zeros((4, 1))
     for t in reversed(range(8)):
-        now = jax.tree.map(lambda x, t=t: x[t], steps)
-        _, (_, next_value) = one_step(state.params, now.extras.carry, now.next_obs, jnp.zeros(4, bool))
-        value[t], next_value = (3.0 + 2.0 * np.asarray(x, float) for x in (now.extras.value, next_value))
+        now, carry = jax.tree.map(lambda x, t=t: x[t], steps), jax.tree.map(lambda x, t=t: x[t + 1], carries)
+        *_, next_measured = nets.sample(state.params, carry, now.next_obs, jnp.zeros(4, bool), jax.random.key(0))
+        value[t], next_value = (3.0 + 2.0 * np.asarray(x["value"], float) for x in (now.measured, next_measured))
         reward[t], last = now.reward, np.asarray(now.last)[:, None]
         error = reward[t] + 0.9 * (1.0 - np.asarray(now.terminated)) * next_value - value[t]
         after = error + 0.9 * 0.8 * (1.0 - last) * after
@@ -337,9 +336,9 @@ def test_targets_match_a_loop_over_steps(recurrent):
     mean = (3.0 + target.mean()) / 2
     variance = (4.0 + 3.0**2 + (target**2).mean()) / 2 - mean**2
     state, metrics = learner.update(state, batch, jax.random.key(0))
-    np.testing.assert_allclose(state.extras.mean, mean, rtol=1e-5)
-    np.testing.assert_allclose(state.extras.variance, variance, rtol=1e-4)
-    loss = np.mean((np.asarray(steps.extras.value) - (target - mean) / np.sqrt(variance)) ** 2)
+    np.testing.assert_allclose(state.moments["value"].mean, mean, rtol=1e-5)
+    np.testing.assert_allclose(state.moments["value"].variance, variance, rtol=1e-4)
+    loss = np.mean((np.asarray(steps.measured["value"]) - (target - mean) / np.sqrt(variance)) ** 2)
     np.testing.assert_allclose(metrics["loss/critic"], loss, rtol=1e-4)
     np.testing.assert_allclose(
         metrics["value/explained_variance"], 1 - np.var(target - value) / np.var(target), rtol=1e-3, atol=1e-5
@@ -348,16 +347,15 @@ def test_targets_match_a_loop_over_steps(recurrent):
 
 def test_advantages_can_be_normalised_for_each_agent():
     spec, cfg = SPECS["discrete"], SMALL.replace(normalize_advantage="agent")
-    learner, nets = jmarl.ippo(spec, cfg), ppo.default_nets(spec, cfg)
-    state, batch = made_up_targets(learner, spec, jax.random.key(0))
-    targets, alive = batch.steps.extras, np.asarray(batch.steps.obs.agent_mask)
+    learner, nets = jmarl.ippo(spec, cfg), ppo.default_policy(spec, cfg)
+    state, batch, targets = made_up_targets(learner, spec, jax.random.key(0))
+    alive = np.asarray(batch.steps.obs.agent_mask)
     scaled = np.asarray(targets.advantage) * [1.0, 1000.0] + [0.0, 5.0]
     by_hand = np.stack([(x - x[m].mean()) / x[m].std() for x, m in zip(scaled.T, alive.T, strict=True)]).T
 
     def loss(advantage, kind):
-        extras = targets.replace(advantage=jnp.asarray(advantage, jnp.float32))
-        given = batch.replace(steps=batch.steps.replace(extras=extras))
-        return ppo.ppo_loss(state.params, given, nets=nets, cfg=cfg.replace(normalize_advantage=kind))[0]
+        given = targets.replace(advantage=jnp.asarray(advantage, jnp.float32))
+        return ppo.ppo_loss(state.params, batch, given, nets=nets, cfg=cfg.replace(normalize_advantage=kind))[0]
 
     np.testing.assert_allclose(loss(scaled, "agent"), loss(by_hand, "none"), rtol=1e-4)
 
@@ -387,6 +385,17 @@ def test_bad_configs_are_refused_in_one_sentence(message):
         jmarl.ippo(SPECS["discrete"], dataclasses.replace(SMALL, **BAD[message]))
 
 
+def test_what_the_critic_reads_is_never_another_thing_than_asked_for():
+    spec = SPECS["discrete"]
+    shapes = lambda learner: jax.tree.map(jnp.shape, learner.init(jax.random.key(0)).params)  # noqa: E731
+    assert shapes(jmarl.mappo(spec, SMALL)) == shapes(jmarl.ippo(spec, SMALL.replace(critic_view="state")))
+    assert shapes(jmarl.ippo(spec, SMALL)) == shapes(jmarl.ippo(spec, SMALL.replace(critic_view="obs")))
+    with pytest.raises(ValueError, match="critic_view='obs' makes ippo of mappo"):
+        jmarl.mappo(spec, SMALL.replace(critic_view="obs"))
+    with pytest.raises(ValueError, match="critic_view='obs' makes ia2c of maa2c"):
+        jmarl.maa2c(spec, jmarl.A2CConfig(critic_view="obs"))
+
+
 def test_a_schedule_without_an_end_serves_to_act_but_not_to_learn():
     env = envs.matrix_game(PAYOFF)
     learner, run, batch = collect(env, SMALL.replace(learning_rate_schedule="linear"))
@@ -397,9 +406,7 @@ def test_a_schedule_without_an_end_serves_to_act_but_not_to_learn():
 
 def test_what_an_update_cannot_use_is_refused():
     env = envs.matrix_game(PAYOFF)
-    learner, run, batch = collect(env, SMALL)
-    with pytest.raises(ValueError, match="has a weight for each step, but on-policy learners count every step alike"):
-        learner.update(run.train_state, batch.replace(weight=jnp.ones(batch.steps.first.shape)), jax.random.key(0))
+    _, run, batch = collect(env, SMALL)
     with pytest.raises(ValueError, match="recurrent_length=4 is of recurrent networks: set recurrent=True"):
         jmarl.ippo(env.spec, SMALL.replace(recurrent_length=4)).update(run.train_state, batch, jax.random.key(0))
 

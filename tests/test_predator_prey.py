@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import rendering
 from jmarl import envs
+from jmarl.cli import rendering
 from jmarl.envs.predator_prey import CATCH, DOWN, LEFT, RIGHT, STAY, UP, PredatorPreyState
 
 SIZE, VIEW, NUM_PREDATORS, NUM_PREY, MAX_STEPS = 5, 5, 4, 2, 25

@@ -423,7 +423,7 @@ def test_standardised_rewards_and_returns_are_undone_before_they_mix():
     assert float(metrics["value/target"]) == 0.0  # a constant reward less its mean
 
 
-# -------------------------------------------------------------------------------- losses and networks of one's own
+# ------------------------------------------------------------------------------------- losses and networks of one's own
 
 
 @pytest.mark.parametrize("name", list(LEARNERS))
@@ -617,23 +617,37 @@ def test_bad_configs_of_weighted_qmix(config, message):
     "algorithm, cfg, takes",
     [
         (jmarl.iql, VDNConfig(), "QConfig"),  # its reward is a team's
-        (jmarl.vdn, QConfig(), "VDNConfig"),
         (jmarl.vdn, QMIXConfig(), "VDNConfig"),
-        (jmarl.qmix, QConfig(), "QMIXConfig"),
-        (jmarl.cw_qmix, QMIXConfig(), "WQMIXConfig"),
-        (jmarl.ow_qmix, VDNConfig(), "WQMIXConfig"),
+        (jmarl.ow_qmix, jmarl.PPOConfig(), "WQMIXConfig"),
         (jmarl.pqn_vdn, VDNConfig(), "PQNConfig"),
     ],
 )
-def test_each_algorithm_takes_its_own_config(algorithm, cfg, takes):
+def test_configs_of_other_algorithms_are_refused(algorithm, cfg, takes):
     """In tests, the checker of types would be first to speak: it knows annotations, not a subclass too many."""
     algorithm = inspect.unwrap(algorithm)
-    validate = inspect.unwrap(q_learning._validate)
+    validate = inspect.unwrap(q_learning._checked)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(TypeError) as error:
-        patch.setattr(q_learning, "_validate", validate)
+        patch.setattr(q_learning, "_checked", validate)
         patch.setattr(wqmix, "_learner", inspect.unwrap(wqmix._learner))
         algorithm(envs.matrix_game(np.eye(2)).spec, cfg)
     assert str(error.value) == f"cfg is {type(cfg).__name__} here, and this algorithm takes {takes}: {takes}()."
+
+
+@pytest.mark.parametrize(
+    "algorithm, own", [(jmarl.vdn, VDNConfig), (jmarl.qmix, QMIXConfig), (jmarl.ow_qmix, WQMIXConfig)]
+)
+def test_a_config_that_the_own_one_extends_serves_with_the_own_defaults(algorithm, own):
+    spec = envs.matrix_game(np.eye(2)).spec
+    batch = random_batch(spec, jax.random.key(1))
+    results = []
+    for cls in (QConfig, own):
+        learner = algorithm(spec, cls(hidden_sizes=(4,), gamma=0.5))
+        state, metrics = learner.update(learner.init(jax.random.key(0)), batch, jax.random.key(0))
+        results.append((state.params, metrics))
+    jax.tree.map(np.testing.assert_array_equal, *results)
+
+
+# ------------------------------------------------------------------------------------------------------- schedules
 
 
 def test_a_schedule_without_its_end_is_refused():

@@ -15,8 +15,8 @@ import pytest
 from reference_data import assert_close, load, matching, tree
 from test_reference_ppo import spec_of, with_ids
 
-from jmarl.learners import ddpg, sac
-from jmarl.learners.coma import COMAConfig, Targets, coma_loss, returns, values
+from jmarl.learners import critics, ddpg, sac
+from jmarl.learners.coma import COMAConfig, COMATargets, coma_loss, coma_targets, values
 from jmarl.learners.coma import default_nets as coma_nets
 from jmarl.networks import heads
 from jmarl.types import Observation, Trajectory, Transition
@@ -129,10 +129,15 @@ def start(init, params, target_params, dtype):
     return jax.tree.map(lambda x: x.astype(dtype) if x.dtype.kind == "f" else x, state)
 
 
-def slopes(critic_loss, actor_loss, nets, cfg):
+def slopes(targets, actor_loss, nets, cfg):
     """Compiled gradients of both losses with respect to all parameters."""
     options = {"nets": nets, "cfg": cfg}
-    return [jax.jit(jax.grad(lambda *x, loss=loss: loss(*x, **options)[0])) for loss in (critic_loss, actor_loss)]
+
+    def critic_loss(params, target_params, batch, noise):
+        target = targets(params, target_params, batch, noise, **options)
+        return critics.critic_loss(params, batch, target, **options)[0]
+
+    return jax.jit(jax.grad(critic_loss)), jax.jit(jax.grad(lambda *x: actor_loss(*x, **options)[0]))
 
 
 def squeeze(x, like):
@@ -149,7 +154,8 @@ def check_ddpg(z, variant, reference, target_reference, cfg, dtype, *, env_spec,
     sizes = critic_sizes(env_spec, z)
     state = start(init, to_params(reference, sizes), to_params(target_reference, sizes), dtype)
     update = jax.jit(update)
-    critic_slope, actor_slope = slopes(ddpg.ddpg_critic_loss, ddpg.ddpg_actor_loss, nets, cfg)
+    targets = lambda params, *args, **options: ddpg.ddpg_targets(*args, **options)  # noqa: E731
+    critic_slope, actor_slope = slopes(targets, ddpg.ddpg_actor_loss, nets, cfg)
     prefix = f"{variant}/" if variant else ""
     for k in range(len(z["in/obs"])):
         batch, smoothing = batch_of(z, k), None if noise is None else noise_of(z, noise, k)
@@ -278,7 +284,7 @@ def check_sac(z, variant, cfg, dtype, *, normal_actor=True, kind="parameter"):
     params, targets = (to_params(tree(z, p), sizes, normal_actor) for p in ("param", "target_param"))
     targets = {name: targets[name] for name in (("actor", "critic") if cfg.target_actor else ("critic",))}
     state = start(init, params, targets, dtype)
-    critic_slope, actor_slope = slopes(sac.sac_critic_loss, sac.sac_actor_loss, nets, cfg)
+    critic_slope, actor_slope = slopes(sac.sac_targets, sac.sac_actor_loss, nets, cfg)
     has_steps = any(name.startswith(f"out/{variant}/step0/") for name in z)
     for k in range(len(z["in/obs"])):
         batch, next_noise, noise = batch_of(z, k), noise_of(z, "eps_next", k), noise_of(z, "eps", k)
@@ -315,7 +321,7 @@ def check_sac(z, variant, cfg, dtype, *, normal_actor=True, kind="parameter"):
 def check_policy(z, at, nets, state, batch, noise, dtype):
     """Actions and log-probabilities of the first update, before anything is learnt."""
     _, output = nets.actor.apply(state.params["actor"], (), batch.steps.obs, batch.steps.first)
-    action, log_prob = sac._sample(nets, nets.distribution(output, None), noise)
+    action, log_prob = nets.distribution(output, None).from_noise(noise)
     assert_close(squeeze(action, z[f"out/{at}/action"]), z[f"out/{at}/action"], dtype)
     assert_close(squeeze(log_prob, z[f"out/{at}/log_pi"]), z[f"out/{at}/log_pi"], dtype)
     if f"out/{at}/mean" in z:
@@ -437,10 +443,12 @@ def coma_setup(z):
         action=actions[:-1],
         reward=wide(reward),
         terminated=wide(terminated),
-        last=jnp.asarray(terminated),
+        # Traces end before padding, too.
+        last=jnp.asarray(terminated | np.append(filled[:-1] & ~filled[1:], filled[-1:], axis=0)),
         next_obs=observation(*[x[1:] for x in views]),
+        measured={"epsilon": jnp.zeros(filled.shape)},
     )
-    batch = Trajectory(steps=steps, weight=jnp.asarray(filled.astype(float)))
+    batch = Trajectory(steps=steps, weight=wide(filled.astype(float)))
     order = critic_order(num_agents, num_actions, state_size, obs_size)
     return cfg, coma_nets(env_spec, cfg), batch, actions, order
 
@@ -473,15 +481,13 @@ def test_coma(kind, dtype):
     cfg = cfg.replace(returns="n_step" if kind == "nstep" else "td_lambda")
     params, target_params = (coma_params(tree(z, p), order) for p in ("param", "target_param"))
     batch_first = lambda x: np.moveaxis(np.asarray(x), 0, 1)  # noqa: E731
-    target = jax.jit(lambda p: returns(p, batch, actions[1:], nets=nets, cfg=cfg))(target_params["critic"])
-    filled = np.asarray(batch.weight, dtype)[..., None]
-    assert_close(batch_first(target * filled), z[f"out/{kind}_targets"], dtype)
+    targets = jax.jit(lambda p: coma_targets(p, batch, actions[1:], nets=nets, cfg=cfg))(target_params)
+    assert_close(batch_first(targets.value * batch.weight), z[f"out/{kind}_targets"], dtype)
 
-    steps = batch.steps.replace(extras=Targets(target=target, epsilon=jnp.zeros(batch.weight.shape)))
-    batch = batch.replace(steps=steps)
-    q = jax.jit(lambda p: values(p, steps.obs, steps.action, nets=nets, cfg=cfg))(params["critic"])
+    steps = batch.steps
+    q = jax.jit(lambda p: values(p, steps.obs, steps.action, nets=nets))(params)
     assert_close(batch_first(q), z["out/q_values"][:, :-1], dtype)
-    loss = lambda p: coma_loss(p, batch, nets=nets, cfg=cfg)  # noqa: E731
+    loss = lambda p: coma_loss(p, batch, targets, nets=nets, cfg=cfg)  # noqa: E731
     grads, metrics = jax.jit(jax.grad(loss, has_aux=True))(params)
     assert_close(metrics["loss/actor"], z["out/actor_loss"], dtype)
     assert_close(metrics["policy/entropy"], z["out/entropy"], dtype)
@@ -508,9 +514,9 @@ def test_coma_of_single_steps_with_inactive_agents(dtype):
     cfg, nets, batch, _, order = coma_setup(z)
     steps = jax.tree.map(lambda x: x[:1], batch.steps)
     target, mask = jnp.asarray(z["in/xuance_returns_t0"])[None], jnp.asarray(z["in/xuance_agent_mask_t0"])[None]
-    extras = Targets(target=target, epsilon=jnp.zeros(target.shape[:2]))
-    batch = Trajectory(steps=steps.replace(obs=steps.obs.replace(agent_mask=mask), extras=extras))
+    targets = COMATargets(value=target, epsilon=jnp.zeros(target.shape[:2]))
+    batch = Trajectory(steps=steps.replace(obs=steps.obs.replace(agent_mask=mask)))
     params = coma_params(tree(z, "param"), order)
-    _, metrics = jax.jit(lambda p: coma_loss(p, batch, nets=nets, cfg=cfg))(params)
+    _, metrics = jax.jit(lambda p: coma_loss(p, batch, targets, nets=nets, cfg=cfg))(params)
     assert_close(metrics["loss/actor"], z["out/xuance_t0/actor_loss"], dtype)
     assert_close(metrics["loss/critic"], z["out/xuance_t0/critic_loss"], dtype)

@@ -75,9 +75,8 @@ def test_tanh_normal(dtype):
     mean, log_std, noise = arrays("in/mean", "in/log_std", "in/eps")
 
     def sample_and_log_prob(mean, log_std):
-        dist = heads.tanh_normal(mean, log_std)
-        z = mean + jnp.exp(log_std) * noise
-        return dist.log_prob_of_z(z).sum(), (dist.squash(z), dist.log_prob_of_z(z))
+        action, log_prob = heads.tanh_normal(mean, log_std).from_noise(noise)
+        return log_prob.sum(), (action, log_prob)
 
     function = jax.jit(jax.value_and_grad(sample_and_log_prob, (0, 1), has_aux=True))
     (_, (action, log_prob)), gradients = function(mean, log_std)

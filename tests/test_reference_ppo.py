@@ -61,7 +61,7 @@ def with_ids(obs):
 
 
 def batch_of(obs, state, actions, mask, avail, *, log_prob, value, advantage, target):
-    """One sequence step per row: arrays `[M, N, ..]` become `[1, M, N, ..]`."""
+    """A batch and its targets, one sequence step per row: arrays `[M, N, ..]` become `[1, M, N, ..]`."""
     row = lambda x: jnp.asarray(x)[None]  # noqa: E731
     observation = Observation(
         agents=row(obs),
@@ -77,9 +77,17 @@ def batch_of(obs, state, actions, mask, avail, *, log_prob, value, advantage, ta
         reward=row(np.zeros(mask.shape)),
         terminated=row(np.zeros(mask.shape, bool)),
         last=zeros,
-        extras=ppo.Targets(log_prob=row(log_prob), value=row(value), advantage=row(advantage), target=row(target)),
     )
-    return Trajectory(steps=steps, carry={"actor": (), "critic": ()})
+    targets = ppo.PPOTargets(
+        log_prob=row(log_prob), value=row(value), advantage=row(advantage), value_target=row(target)
+    )
+    return Trajectory(steps=steps, carry={"actor": (), "critic": ()}), targets
+
+
+def evaluate(nets, params, batch):
+    """log π, entropy and value of each step."""
+    steps = batch.steps
+    return nets.evaluate(params, batch.carry, steps.obs, steps.first, steps.action)
 
 
 def hidden(params):
@@ -92,7 +100,7 @@ MAPPO_VARIANTS = [f"value_clip={c},huber={h}" for c in (0, 1) for h in (0, 1)]
 
 @pytest.fixture(params=MAPPO_VARIANTS)
 def mappo_case(request, dtype):
-    """(arrays, name of the variant, batch, nets, config, params)"""
+    """(arrays, name of the variant, (batch, targets), nets, config, params)"""
     z, variant = load("mappo"), request.param
     clips, hubers = "value_clip=1" in variant, "huber=1" in variant
     obs, state = with_ids(z["in/obs"]), z["in/state"]
@@ -120,13 +128,13 @@ def mappo_case(request, dtype):
         advantage=z["in/advantages"],
         target=z["in/returns"],
     )
-    nets = ppo.default_nets(spec_of(obs.shape[-1], state.shape[-1], num_agents, num_actions), cfg)
+    nets = ppo.default_policy(spec_of(obs.shape[-1], state.shape[-1], num_agents, num_actions), cfg)
     return z, variant, batch, nets, cfg, to_params(reference)
 
 
 def check_loss(z, prefix, batch, nets, cfg, params, dtype, maybe_jit=jax.jit):
     """Everything under `{prefix}out/` that the loss computes, and its gradients."""
-    loss = maybe_jit(jax.value_and_grad(lambda p: ppo.ppo_loss(p, batch, nets=nets, cfg=cfg), has_aux=True))
+    loss = maybe_jit(jax.value_and_grad(lambda p: ppo.ppo_loss(p, *batch, nets=nets, cfg=cfg), has_aux=True))
     (total, metrics), grads = loss(params)
     ours = {
         "loss": total,
@@ -167,26 +175,34 @@ def test_mappo_loss_and_gradients_op_by_op(mappo_case, dtype):
         check_loss(z, f"{{}}/{variant}/", batch, nets, cfg, params, dtype, maybe_jit=lambda f: f)
 
 
-def test_mappo_parameters_after_one_step(dtype, mappo_case):
+def variants_with_updates():
+    """Those of which the file holds updated parameters."""
+    found = sorted({variant for (variant,), _ in matching(load("mappo"), r"after/([^/]+)/param/.*")})
+    assert set(found) <= set(MAPPO_VARIANTS) and found
+    return found
+
+
+@pytest.mark.parametrize("mappo_case", variants_with_updates(), indirect=True)
+def test_mappo_parameters_after_one_step(mappo_case, dtype):
     z, variant, batch, nets, cfg, params = mappo_case
-    if any(name.startswith(f"after/{variant}/") for name in z):
-        grads = jax.jit(jax.grad(lambda p: ppo.ppo_loss(p, batch, nets=nets, cfg=cfg)[0]))(params)
-        check_update(z, f"after/{variant}/param", params, grads, dtype)
-    else:  # the file holds updates of the other variants only
-        assert any(name.startswith("after/") for name in z)
+    grads = jax.jit(jax.grad(lambda p: ppo.ppo_loss(p, *batch, nets=nets, cfg=cfg)[0]))(params)
+    check_update(z, f"after/{variant}/param", params, grads, dtype)
 
 
 def test_mappo_elementwise_values(mappo_case, dtype):
-    z, _, batch, nets, _, params = mappo_case
-    steps = batch.steps
-    _, (logits, value) = nets.model.apply(params, batch.carry, steps.obs, steps.first)
-    pi = nets.distribution(logits, steps.obs.action_mask)
-    log_prob = pi.log_prob(steps.action)
+    z, _, (batch, targets), nets, _, params = mappo_case
+    log_prob, entropy, value = evaluate(nets, params, batch)
+    num_actions = batch.steps.obs.action_mask.shape[-1]
+
+    def log_prob_of(action):
+        other = batch.replace(steps=batch.steps.replace(action=jnp.full_like(batch.steps.action, action)))
+        return evaluate(nets, params, other)[0]
+
     ours = {
         "log_prob": log_prob,
-        "entropy": pi.entropy(),
-        "probs": pi.probs,
-        "ratio": jnp.exp(log_prob - steps.extras.log_prob),
+        "entropy": entropy,
+        "probs": jnp.exp(jnp.stack([log_prob_of(action) for action in range(num_actions)], axis=-1)),
+        "ratio": jnp.exp(log_prob - targets.log_prob),
         "value": value,
     }
     for name, x in ours.items():
@@ -195,7 +211,7 @@ def test_mappo_elementwise_values(mappo_case, dtype):
 
 def test_mappo_normalised_advantages(mappo_case, dtype):
     z, _, batch, nets, cfg, params = mappo_case
-    _, metrics = ppo.ppo_loss(params, batch, nets=nets, cfg=cfg.replace(normalize_advantage="all"))
+    _, metrics = ppo.ppo_loss(params, *batch, nets=nets, cfg=cfg.replace(normalize_advantage="all"))
     assert_close(metrics["loss/actor"], z["out/adv_norm/actor_loss"], dtype)
 
 
@@ -235,14 +251,12 @@ def test_single_agent_ppo(kind, dtype):
         advantage=one("advantages"),
         target=one("returns"),
     )
-    nets, params = ppo.default_nets(spec, cfg), to_params(reference)
-    _, (policy, value) = nets.model.apply(params, batch.carry, batch.steps.obs, batch.steps.first)
-    pi = nets.distribution(policy, batch.steps.obs.action_mask)
-    log_prob = pi.log_prob(batch.steps.action)
+    nets, params = ppo.default_policy(spec, cfg), to_params(reference)
+    log_prob, entropy, value = evaluate(nets, params, batch[0])
     for name, x in {
         "log_prob": log_prob,
-        "entropy": pi.entropy(),
-        "ratio": jnp.exp(log_prob - batch.steps.extras.log_prob),
+        "entropy": entropy,
+        "ratio": jnp.exp(log_prob - batch[1].log_prob),
         "value": value,
     }.items():
         assert_close(x[0, :, 0], z[f"out/{name}"], dtype)
@@ -268,7 +282,7 @@ def test_epymarl_variant_with_n_step_targets(dtype):
             critic_view="state_id",
         )
         num_actions = reference["actor"]["1"]["bias"].shape[0]
-        nets = ppo.default_nets(spec_of(obs.shape[-1], state.shape[-1], steps_and_agents[-1], num_actions), cfg)
+        nets = ppo.default_policy(spec_of(obs.shape[-1], state.shape[-1], steps_and_agents[-1], num_actions), cfg)
         params = to_params(reference)
         old_params = to_params({**reference, **tree(z, "old_param")})
         rows = lambda x: x.reshape(-1, *x.shape[2:])  # noqa: E731
@@ -276,12 +290,10 @@ def test_epymarl_variant_with_n_step_targets(dtype):
         avail = np.ones((len(args[0]), steps_and_agents[-1], num_actions), bool)
         advantage = z[f"out/{variant}/advantages"]
         extras = {"value": rows(targets), "advantage": rows(advantage), "target": rows(targets)}
-        batch = batch_of(*args, avail, log_prob=np.zeros(rows(targets).shape), **extras)
-        _, (logits, _) = nets.model.apply(old_params, batch.carry, batch.steps.obs, batch.steps.first)
-        old = nets.distribution(logits, batch.steps.obs.action_mask).log_prob(batch.steps.action)
-        batch = batch.replace(steps=batch.steps.replace(extras=batch.steps.extras.replace(log_prob=old)))
+        batch, made = batch_of(*args, avail, log_prob=np.zeros(rows(targets).shape), **extras)
+        batch = batch, made.replace(log_prob=evaluate(nets, old_params, batch)[0])
         (_, metrics), grads = jax.value_and_grad(
-            lambda p, batch=batch, nets=nets, cfg=cfg: ppo.ppo_loss(p, batch, nets=nets, cfg=cfg), has_aux=True
+            lambda p, batch=batch, nets=nets, cfg=cfg: ppo.ppo_loss(p, *batch, nets=nets, cfg=cfg), has_aux=True
         )(params)
         assert_close(metrics["loss/critic"], z[f"out/{variant}/critic_loss"], dtype)
         # Their policy loss holds the entropy bonus.
@@ -310,12 +322,12 @@ def test_source_with_one_actor_per_agent_and_a_joint_critic(dtype):
         sharing="per_agent",
         critic_view="state",
     )
-    nets = ppo.default_nets(spec, cfg)
+    nets = ppo.default_policy(spec, cfg)
 
     obs = np.moveaxis(z["in/obs"], 0, 1)  # time first
     time_first = lambda name: jnp.asarray(np.moveaxis(z[f"in/{name}"], 0, 1))  # noqa: E731
     done = time_first("dones")
-    batch = batch_of(
+    batch, targets = batch_of(
         obs.reshape(-1, num_agents, obs_size),
         obs.reshape(-1, num_agents * obs_size),
         np.moveaxis(z["in/actions"], 0, 1).reshape(-1, num_agents),
@@ -324,7 +336,7 @@ def test_source_with_one_actor_per_agent_and_a_joint_critic(dtype):
         log_prob=np.moveaxis(z["in/old_log_probs"], 0, 1).reshape(-1, num_agents),
         **dict.fromkeys(("value", "advantage", "target"), np.zeros((length * batch_size, num_agents))),
     )
-    _, (logits, value) = nets.model.apply(params, batch.carry, batch.steps.obs, batch.steps.first)
+    log_prob, entropy, value = evaluate(nets, params, batch)
     value = value[0].reshape(length, batch_size, num_agents)[..., 0]
     next_value = jnp.concatenate([value[1:], jnp.zeros_like(value[:1])])  # every sequence ends by termination
     assert bool(done[-1].all())
@@ -334,8 +346,7 @@ def test_source_with_one_actor_per_agent_and_a_joint_critic(dtype):
     critic_loss = jnp.mean(losses.value_loss(value, advantage + value))
     assert_close(critic_loss, z["out/critic_loss"], dtype)
 
-    log_prob = nets.distribution(logits, None).log_prob(batch.steps.action)[0]
+    log_prob, entropy = log_prob[0], entropy[0]
     everyone = jnp.broadcast_to(advantage.reshape(-1, 1), log_prob.shape)
-    surrogate = losses.clipped_surrogate(log_prob, batch.steps.extras.log_prob[0], everyone, cfg.clip_eps)
-    entropy = nets.distribution(logits, None).entropy()[0]
+    surrogate = losses.clipped_surrogate(log_prob, targets.log_prob[0], everyone, cfg.clip_eps)
     assert_close(jnp.mean(surrogate - cfg.ent_coef * entropy, axis=0), z["out/actor_losses"], dtype)

@@ -9,15 +9,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-import check
-import crossplay
-import evaluate
 import jmarl
-import report
-import statistics_of_runs as statistics
-import train
-from command_line import UsageError
 from jmarl import envs
+from jmarl.cli import check, crossplay, evaluate, experiment, report, run_folders
+from jmarl.cli import statistics_of_runs as statistics
+from jmarl.cli.errors import UsageError
 from jmarl.types import Learner, TrainState
 
 # ------------------------------------------------------------------------------------------------------ statistics
@@ -102,9 +98,9 @@ def test_bootstrap_keeps_time_and_thresholds():
 
 def test_when_reached_is_the_first_evaluation_at_the_threshold():
     scores = np.array([[0, 5, 1], [4, 1, 1], [3, 6, 2]])
-    np.testing.assert_allclose(statistics.when_reached(scores, np.array([10, 20, 30]), 4), [20, 10, math.inf])
+    np.testing.assert_allclose(statistics.when_reached(scores, np.array([10, 20, 30]), 4.0), [20, 10, math.inf])
     seconds = np.array([[1, 2, 3], [4, 5, 6], [7, 8, 9]])
-    np.testing.assert_allclose(statistics.when_reached(scores, seconds, 4), [4, 2, math.inf])
+    np.testing.assert_allclose(statistics.when_reached(scores, seconds, 4.0), [4, 2, math.inf])
 
 
 def test_prediction_interval_by_hand():
@@ -133,7 +129,7 @@ def run_folder(path, scores, *, algorithm="qmix", env="MPE_simple_spread_v3", en
     def with_gaps(series):
         return [x for value in series for x in (None, value)]
 
-    facts = {"command": f"python benchmarks/train.py {algorithm}", "algorithm": algorithm, "env": env}
+    facts = {"command": f"jmarl train {algorithm}", "algorithm": algorithm, "env": env}
     facts |= {"env_kwargs": env_kwargs or {}, "seed": seed, "seeds": len(scores), "eval_episodes": 8}
     facts |= {"config": {"learning_rate": 0.001, **config}}
     metrics = {"eval/return_sum": [with_gaps(series) for series in scores]}
@@ -188,7 +184,7 @@ def test_report_never_overwrites_in_silence(two_runs, tmp_path, capsys):
 
 def test_report_says_what_is_wrong(two_runs, tmp_path, capsys):
     out = ("--out", tmp_path / "out")
-    assert "config.json cannot be read" in refused(capsys, tmp_path / "nowhere", *out)
+    assert "it has no config.json that can be read" in refused(capsys, tmp_path / "nowhere", *out)
     assert "choose one of eval/return_sum" in refused(capsys, two_runs[0], *out, "--metric", "eval/won")
     assert "hold the same seeds" in refused(capsys, two_runs[0], two_runs[0], *out)
     assert "no task of these runs" in refused(capsys, *two_runs, *out, "--score-range", "chess=0,1")
@@ -196,7 +192,7 @@ def test_report_says_what_is_wrong(two_runs, tmp_path, capsys):
     assert "LOW below HIGH" in refused(capsys, *two_runs, *out, "--score-range", "chess=1,0")
     assert "up to 10 environment steps" in refused(capsys, *two_runs, *out, "--env-steps", "10")
     (two_runs[0] / "metrics.json").write_text('{"env_steps": [1, 2')
-    assert "not complete JSON" in refused(capsys, two_runs[0], *out)
+    assert "metrics.json is damaged" in refused(capsys, two_runs[0], *out)
     assert not (tmp_path / "out").exists()
 
 
@@ -231,7 +227,7 @@ def test_where_a_run_was_computed_is_no_setting():
 
 def test_scores_are_normalised_and_cut_at_a_step(tmp_path):
     (group,) = groups(
-        [run_folder(tmp_path / "run", [[-10, 0, 30]])], ranges={"MPE_simple_spread_v3": (-10, 10)}, env_steps=250
+        [run_folder(tmp_path / "run", [[-10, 0, 30]])], ranges={"MPE_simple_spread_v3": (-10.0, 10.0)}, env_steps=250
     )
     np.testing.assert_allclose(group.scores, [[0], [0.5]])
 
@@ -243,7 +239,7 @@ def test_aggregate_over_tasks_needs_ranges(tmp_path):
         run_folder(tmp_path / "other", [[4], [4], [4], [4]], algorithm="vdn"),
     ]
     assert "it needs --score-range for each" in report.write_report(folders, tmp_path / "raw")
-    ranges = {"MPE_simple_spread_v3": (0, 4), "predator_prey": (0, 40)}
+    ranges = {"MPE_simple_spread_v3": (0.0, 4.0), "predator_prey": (0.0, 40.0)}
     text = report.write_report(folders, tmp_path / "normalised", ranges=ranges)
     aggregate = text[text.index("## All tasks") :]
     # 0, 0, 1/4, 1/4, 1/2, 1/2, 3/4, 3/4: the middle four
@@ -367,18 +363,23 @@ def test_other_parameters_are_refused(saved_run):
 # ---------------------------------------------------------------------------------------------------------- checks
 
 
-def test_check_repeats_the_command_with_other_seeds():
-    command = "python benchmarks/train.py vdn --seeds 4 --total-steps 2e6 --no-gif --run-dir=runs/old --seed 0"
-    assert check.command_of({"command": command}, seeds=2, seed=1, run_dir=None) == (
-        ["vdn", "--total-steps", "2e6", "--seeds", "2", "--seed", "1", "--no-gif"]
-    )
+def test_check_repeats_the_command_with_other_seeds(tmp_path):
+    folder = run_folder(tmp_path / "old", [[0, 1]], algorithm="vdn")
+    facts = json.loads((folder / "config.json").read_text())
+    facts["command"] = "python benchmarks/train.py vdn --seeds 4 --split envs --no-gif --run-dir=runs/old --seed 0"
+    (folder / "config.json").write_text(json.dumps(facts))
+    words = check.command_of(run_folders.read_config(folder), seeds=2, seed=1, run_dir=None)
+    assert words == ["vdn", "--shard", "envs", "--seeds", "2", "--seed", "1", "--no-gif"]
 
 
 def test_check_trains_and_compares(tmp_path, monkeypatch, capsys):
     committed = run_folder(tmp_path / "old", [[0, 1], [0, 3]])
-    monkeypatch.setattr(
-        train, "main", lambda words: run_folder(tmp_path / "new", [[0, 25], [0, 13]], seed=1, learning_rate=0.5)
-    )
+
+    def train(algorithm, options, *_, **__):
+        assert (algorithm, options.seeds, options.seed) == ("qmix", 2, 1)
+        return run_folder(tmp_path / "new", [[0, 25], [0, 13]], seed=1, learning_rate=0.5)
+
+    monkeypatch.setattr(experiment, "train", train)
     assert check.main([str(committed)]) == 0  # 19 is inside 2 ± 18: two seeds say little
     printed = capsys.readouterr().out
     assert "learning_rate was 0.001, is 0.5" in printed and "inside" in printed

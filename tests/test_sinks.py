@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import jmarl
-import train
 from jmarl import logging
+from jmarl.cli import train
 
 INFO = {"num_seeds": 2, "total_env_steps": 400}
 ROWS = {

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 
 import jmarl
-import plotting
-import report
-import sweeping
-import train
 from jmarl import envs
+from jmarl.cli import report, sweeping, train
+from jmarl.cli.options import canonical, without
+from jmarl.cli.run_folders import load_metrics
 
 CFG = jmarl.PPOConfig(hidden_sizes=(8,), num_epochs=1, num_minibatches=2)
 LOOP = jmarl.on_policy(envs.probe("memory", num_agents=2, num_steps=3), jmarl.ippo, num_envs=16, rollout_length=256)
@@ -68,12 +67,12 @@ def test_pieces_are_resumed_in_one_piece_and_the_other_way_round(swept, tmp_path
 
 
 def test_the_script_goes_on_with_a_sweep(tmp_path, capsys, monkeypatch):
-    words = f"{TINY} --sweep learning_rate=1e-3,1e-2 num-epochs=1,2 --eval-episodes 0 --run-dir"
+    words = f"{TINY} --sweep learning_rate=1e-3,1e-2 num-epochs=1,2 --run-dir"
     whole = train.main([*words.split(), str(tmp_path / "whole")])
     run = jmarl.run
     monkeypatch.setattr(jmarl, "run", lambda *args, **kwargs: run(*args, **kwargs, callback=lambda *_: True))
     folder = train.main([*words.split(), str(tmp_path / "stopped")])
-    assert f"To go on: python benchmarks/train.py --resume {folder}" in capsys.readouterr().out
+    assert f"To go on: jmarl train --resume {folder}" in capsys.readouterr().out
     monkeypatch.undo()
     configs = list(folder.glob("*/config.json"))  # of the settings that have begun: they stay as they were written
     for config in configs:
@@ -83,7 +82,7 @@ def test_the_script_goes_on_with_a_sweep(tmp_path, capsys, monkeypatch):
     paths = list(whole.glob("*/metrics.json"))
     assert len(paths) == 4
     for path in paths:
-        values, again = (plotting.load_metrics(root / path.parent.name) for root in (whole, folder))
+        values, again = (load_metrics(root / path.parent.name) for root in (whole, folder))
         jax.tree.map(np.testing.assert_array_equal, values, again)
 
 
@@ -96,7 +95,7 @@ def test_a_sweep_with_a_warm_up_is_trained_to_its_end_and_then_left_alone(tmp_pa
     folder = train.main(words.split())
     assert "in 2 compilations" in capsys.readouterr().out and not (folder / ".checkpoints").exists()
     for name in ("batch-size=4", "batch-size=8"):
-        assert plotting.load_metrics(folder / name)[0].tolist() == [8, 16]
+        assert load_metrics(folder / name)[0].tolist() == [8, 16]
         assert (folder / name / "params.safetensors").exists()
     before = contents(folder)
     for _ in range(2):
@@ -137,9 +136,10 @@ def test_the_script_leaves_a_run_folder_for_each_setting(tmp_path, capsys):
     folder = tmp_path / "sweep" / names[3]
     facts = json.loads((folder / "config.json").read_text())
     assert (facts["config"]["learning_rate"], facts["config"]["hidden_sizes"], facts["seeds"]) == (1e-2, [4, 4], 2)
-    own = train.main([*facts["command"].split()[2:], "--run-dir", str(tmp_path / "own"), "--absolute-episodes", "0"])
-    for name, values in plotting.load_metrics(own)[1].items():
-        np.testing.assert_allclose(plotting.load_metrics(folder)[1][name], values, rtol=1e-5, atol=1e-5)
+    again = without(facts["command"].split()[2:], {"--run-dir"})
+    own = train.main([*again, "--run-dir", str(tmp_path / "own"), "--absolute-episodes", "0"])
+    for name, values in load_metrics(own)[1].items():
+        np.testing.assert_allclose(load_metrics(folder)[1][name], values, rtol=1e-5, atol=1e-5)
     assert report.read_run(folder, "eval/return_sum")
     assert all(list((folder / "tensorboard" / f"seed_{seed}").iterdir()) for seed in range(2))
 
@@ -163,6 +163,7 @@ def test_the_script_leaves_a_run_folder_for_each_setting(tmp_path, capsys):
 )
 def test_the_script_refuses_what_it_does_not_understand(words, sentence, capsys, tmp_path):
     with pytest.raises(SystemExit) as error:
-        train.main([*TINY.split(), *words.split(), "--run-dir", str(tmp_path / "run")])
+        given = without(TINY.split(), set(map(canonical, words.split())))
+        train.main([*given, *words.split(), "--run-dir", str(tmp_path / "run")])
     assert error.value.code == 2 and sentence in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

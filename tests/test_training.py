@@ -133,7 +133,11 @@ def test_start_states_differ_between_environments_and_episodes():
 def test_episode_statistics_match_a_python_loop():
     rng = np.random.default_rng(0)
     length, num_envs, num_agents = 9, 4, 2
-    episodes = jmarl.types.EpisodeStats(returns=jnp.ones((num_envs, num_agents)), length=jnp.full(num_envs, 2))
+    episodes = jmarl.types.EpisodeStats(
+        returns=jnp.ones((num_envs, num_agents)),
+        length=jnp.full(num_envs, 2),
+        is_over=jnp.zeros((num_envs, num_agents), bool),
+    )
     returns, lengths = np.ones((num_envs, num_agents)), np.full(num_envs, 2)
     finished, finished_lengths, won = [], [], []
     reward = rng.normal(size=(length, num_envs, num_agents)).astype(np.float32)
@@ -146,11 +150,11 @@ def test_episode_statistics_match_a_python_loop():
             finished_lengths.append(lengths[b])
             won.append(info["won"][t, b])
             returns[b], lengths[b] = 0, 0
-    new, metrics = training._count_episodes(
+    new_returns, new_lengths, metrics = training._count_episodes(
         episodes, jnp.asarray(reward), jnp.asarray(last), jax.tree.map(jnp.asarray, info)
     )
-    np.testing.assert_allclose(new.returns, returns, atol=1e-5)
-    np.testing.assert_array_equal(new.length, lengths)
+    np.testing.assert_allclose(new_returns, returns, atol=1e-5)
+    np.testing.assert_array_equal(new_lengths, lengths)
     assert metrics["train/return_sum"] == pytest.approx(np.sum(finished, axis=-1).mean(), abs=1e-5)
     assert metrics["train/return_mean"] == pytest.approx(np.mean(finished), abs=1e-5)
     assert metrics["train/episode_length"] == pytest.approx(np.mean(finished_lengths))
@@ -175,7 +179,7 @@ def test_a_loss_that_is_nan_once_is_no_mean_over_the_rest(capsys):
     loop = LOOP._replace(step=step)
     jmarl.run(loop, jax.random.key(0), CFG, num_iterations=4, iterations_per_chunk=2, sinks=[memory_sink(rows)])
     assert [bool(np.isnan(row[2]["loss/total"][0])) for row in rows[1:-1]] == [True, False]
-    assert "loss/total is nan after 32 steps, for seeds 0 of 1" in capsys.readouterr().out
+    assert "loss/total is not finite after 32 steps, for seed 0 of 1" in capsys.readouterr().out
     assert not any(np.isnan(row[2]["loss/actor"][0]) for row in rows[1:-1])
 
 

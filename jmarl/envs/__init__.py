@@ -30,37 +30,54 @@ from typing import Any
 from jmarl.envs import gymnax_adapter, jaxmarl_adapter
 from jmarl.envs.checks import check_env
 from jmarl.envs.games import PROBES, matrix_game, probe, two_step_game
+from jmarl.envs.gymnax_adapter import from_gymnax
+from jmarl.envs.jaxmarl_adapter import RawStep, from_jaxmarl
 from jmarl.envs.predator_prey import predator_prey
-from jmarl.envs.stacked import stack, unknown
+from jmarl.envs.stacked import unknown
+from jmarl.envs.views import flatten_views, with_agent_ids
 from jmarl.types import Env
 
-__all__ = ["PROBES", "check_env", "make", "matrix_game", "predator_prey", "probe", "two_step_game"]
+__all__ = [
+    "PROBES",
+    "RawStep",
+    "check_env",
+    "flatten_views",
+    "from_gymnax",
+    "from_jaxmarl",
+    "make",
+    "matrix_game",
+    "predator_prey",
+    "probe",
+    "two_step_game",
+    "with_agent_ids",
+]
 
 
 def make(
-    name: str,
+    env: object,
     *,
     agent_ids: bool = False,
     time_limit: str = "truncated",
     flatten: bool = False,
     **options: Any,
 ) -> Env:
-    """An environment of JaxMARL or gymnax, by its name there, or "predator_prey". A single-agent one has N = 1.
+    """An environment of JaxMARL or gymnax, by its name there or as an object, or "predator_prey".
 
     Views and action masks are zero-padded to the widest agent's. Continuous actions are clipped into the bounds of
     `spec` before they reach the environment, and their padding is dropped; an illegal padded discrete action becomes
     the agent's last one. `obs.state` is the environment's own global state (SMAX, FACMAC, JaxNav, MABrax) or all views
     concatenated, without padding and ids. An agent that died is False in `agent_mask` from the next observation on,
-    and `terminated` from the step on which it died.
+    and `terminated` from the step on which it died. A single-agent environment has N = 1.
 
     Args:
-      name: such as "MPE_simple_spread_v3", "HeuristicEnemySMAX", "overcooked", "CartPole-v1".
+      env: a name, such as "MPE_simple_spread_v3", "HeuristicEnemySMAX", "overcooked", "CartPole-v1"; or an object with
+        JaxMARL's interface, see `from_jaxmarl`; or gymnax's `(env, params)`, see `from_gymnax`.
       agent_ids: put a one-hot id before each agent's features, or N constant channels before an image's.
       time_limit: "truncated" lets learners bootstrap from the last observation; "terminal" counts time limits as the
         end of the return, as in the numbers that JaxMARL publishes.
       flatten: images as vectors.
-      **options: the environment's own, such as `action_type="Continuous"`, gymnax's parameters or the arguments of
-        `predator_prey`, and
+      **options: for an object, the rules of `from_jaxmarl`; for a name, the environment's own options, such as
+        `action_type="Continuous"`, gymnax's parameters or the arguments of `predator_prey`, and
         `map_name`: of SMAX, such as "3m" (or `scenario`, an object).
         `layout`: of Overcooked, a name or an object.
         `shaped_reward`: this multiple of Overcooked's shaped reward is added to the sparse one; 0 by default.
@@ -70,18 +87,22 @@ def make(
       >>> env.spec.obs_shape, env.spec.num_actions, env.spec.max_steps
       ((22,), 5, 26)
     """
-    if name == "predator_prey":
+    views: dict[str, Any] = {"agent_ids": agent_ids, "time_limit": time_limit, "flatten": flatten}
+    if isinstance(env, tuple) and len(env) == 2:
+        raw, params = env
+        return from_gymnax(raw, params, **views, **options)
+    if not isinstance(env, str):
+        return from_jaxmarl(env, **views, **options)
+    if env == "predator_prey":
         return _make_predator_prey(time_limit, agent_ids=agent_ids, **options)
-    if refusal := jaxmarl_adapter.refusal(name):
+    if refusal := jaxmarl_adapter.refusal(env):
         raise ValueError(refusal)
-    if name in jaxmarl_adapter.names():
-        dicts = jaxmarl_adapter.agent_dicts(name, options)
-    elif name in (gymnax_names := gymnax_adapter.names()):
-        dicts = gymnax_adapter.agent_dicts(name, options)
-    else:
-        known = [*jaxmarl_adapter.names(), *gymnax_names, "predator_prey"]
-        raise unknown("environment of JaxMARL or gymnax", name, known, ValueError)
-    return stack(name, dicts, agent_ids=agent_ids, time_limit=time_limit, flatten=flatten)
+    if env in jaxmarl_adapter.names():
+        return jaxmarl_adapter.make(env, options, **views)
+    if env in (gymnax_names := gymnax_adapter.names()):
+        return gymnax_adapter.make(env, options, **views)
+    known = [*jaxmarl_adapter.names(), *gymnax_names, "predator_prey"]
+    raise unknown("environment of JaxMARL or gymnax", env, known, ValueError)
 
 
 def _make_predator_prey(time_limit: str, **options: Any) -> Env:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from jmarl.envs.flags import usual_flags
 from jmarl.types import Env, EnvSpec, Observation, Outcome
 
 PROBES = ("constant", "observation", "delayed", "action", "action_observation", "memory", "time_limit", "continuous")
@@ -89,7 +90,7 @@ def two_step_game() -> Env:
     def step(place: Array, action: Array, key: Array) -> tuple[Array, Observation, Outcome]:
         last = place > 0
         reward = jnp.asarray(payoff)[place, action[0], action[1]]
-        place = jnp.where(last, place, 1 + action[0])
+        place = jnp.where(last, place, 1 + action[0].astype(jnp.int32))
         outcome = Outcome(reward=jnp.full(2, reward), terminated=jnp.full(2, last), last=last)
         return place, observe(place), outcome
 
@@ -135,9 +136,10 @@ def probe(kind: str, *, num_agents: int = 1, num_steps: int | None = None) -> En
         if kind in ("constant", "action", "time_limit"):
             return constant
         if kind == "delayed":
-            return constant * jax.nn.one_hot(time, length)
+            return jnp.tile(jax.nn.one_hot(time, length), (num_agents, 1))
         if kind == "memory":  # the cue, and whether to answer now
-            return jnp.stack([cue * (time == 0), jnp.full(num_agents, time == length - 1)], axis=-1)
+            is_asked = jnp.full(num_agents, time == length - 1, cue.dtype)
+            return jnp.stack([jnp.where(time == 0, cue, 0), is_asked], axis=-1)
         return cue[:, None]
 
     def reward(cue: Array, time: Array, action: Array) -> Array:
@@ -151,8 +153,8 @@ def probe(kind: str, *, num_agents: int = 1, num_steps: int | None = None) -> En
             return action
         if kind == "continuous":
             return -((action[:, 0] - cue / 2) ** 2)
-        right = jnp.where(action == (cue > 0), 1.0, -1.0)
-        return right * (time == length - 1)
+        is_right = (action == 1) == (cue > 0)
+        return jnp.where(time == length - 1, jnp.where(is_right, 1.0, -1.0), 0.0)
 
     num_actions = 1 if kind in ("constant", "observation", "delayed", "time_limit") else 2
     return _game(
@@ -205,6 +207,7 @@ def _game(
             agent_mask=jnp.ones(num_agents, bool),
         )
 
+    @usual_flags  # in 64 bits jax would draw other cues
     def reset(key: Array) -> tuple[_State, Observation]:
         state = jax.random.rademacher(key, (num_agents,), jnp.float32), jnp.int32(0)
         return state, observation(state)

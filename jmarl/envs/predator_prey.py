@@ -12,6 +12,8 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Int
 
+from jmarl.envs.flags import usual_flags
+from jmarl.envs.views import with_agent_ids
 from jmarl.types import Env, EnvSpec, Observation, Outcome
 
 STAY, UP, DOWN, LEFT, RIGHT, CATCH = range(6)
@@ -113,7 +115,7 @@ def predator_prey(
     spec = EnvSpec(
         name="predator_prey",
         agents=tuple(f"predator_{i}" for i in range(num_predators)),
-        obs_shape=(agent_ids * num_predators + 3 * view**2,),
+        obs_shape=(3 * view**2,),
         state_shape=(2 * size**2 + 1,),
         num_actions=NUM_ACTIONS,
         max_steps=max_steps,
@@ -142,18 +144,21 @@ def predator_prey(
             is_beside(state).any(axis=1, keepdims=True),
         ]
         return Observation(
-            agents=jnp.concatenate([jnp.eye(num_predators, dtype=jnp.float32), views], axis=-1) if agent_ids else views,
+            agents=views,
             state=jnp.append(grid.reshape(-1), state.time.astype(jnp.float32) / max_steps),
             action_mask=jnp.concatenate(legal, axis=-1),
             agent_mask=is_here,
         )
 
+    @usual_flags
     def reset(key: Array) -> tuple[PredatorPreyState, Observation]:
         cell = _distinct(key, num_predators + num_prey, outside)
         state = PredatorPreyState(predators=cell[:num_predators], prey=cell[num_predators:], time=jnp.int32(0))
         return state, observe(state)
 
+    @usual_flags
     def step(state: PredatorPreyState, action: Array, key: Array) -> tuple[PredatorPreyState, Observation, Outcome]:
+        action = jnp.asarray(action, jnp.int32)
         luck = jax.random.uniform(key, (num_predators + 4 * num_prey,))
         is_captured, is_missed, leaves = _catch(is_beside(state) & (action == CATCH)[:, None])
 
@@ -183,7 +188,8 @@ def predator_prey(
         return state, observe(state), outcome
 
     rules = PredatorPrey(size, num_predators, num_prey, view, capture_reward, miss_penalty, step_cost, max_steps)
-    return Env(reset, step, spec, rules)
+    env = Env(reset, step, spec, rules)
+    return with_agent_ids(env) if agent_ids else env
 
 
 def _distinct(key: Array, num: int, below: int) -> Array:

@@ -13,6 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from jmarl.envs.flags import usual_flags
+from jmarl.envs.views import with_agent_ids
+from jmarl.evaluation import flat_info
 from jmarl.types import Env, EnvSpec, Observation, Outcome
 
 
@@ -21,6 +24,11 @@ def unknown(what: str, given: str, known: list[str], error: type[Exception]) -> 
     nearest = difflib.get_close_matches(given, known, n=1, cutoff=0.0)
     advice = f"did you mean {nearest[0]!r}?" if nearest else "it takes none."
     return error(f"{given!r} is no {what}: {advice}")
+
+
+def scalars(info: Any) -> dict[str, Array]:
+    """The scalars in an environment's info, by name; arrays, which no log can show, are left out."""
+    return {name: x for name, x in flat_info(info).items() if jnp.shape(x) == ()}
 
 
 TIME_LIMITS = ("truncated", "terminal")
@@ -56,6 +64,7 @@ class AgentDicts(NamedTuple):
     unwrapped: Any = None
 
 
+@usual_flags
 def stack(name: str, env: AgentDicts, *, agent_ids: bool, time_limit: str, flatten: bool) -> Env:
     """`env` as an `Env` of stacked arrays."""
     if time_limit not in TIME_LIMITS:
@@ -71,21 +80,10 @@ def stack(name: str, env: AgentDicts, *, agent_ids: bool, time_limit: str, flatt
             f"{name}: the agents' images have the shapes {shapes}; pass flatten=True to get padded vectors."
         )
     width = max(shape[-1] for shape in shapes)
-    ids = np.eye(num_agents, dtype=np.float32)
 
-    def agent_rows(views: list[Array]) -> Array:
-        """[N, O]: id, own features, padding. The id comes first, so that it has one place for agents of all widths
-        and so that `row[:obs_sizes[i]]` is everything agent i sees."""
-        rows = []
-        for row, one_hot in zip(views, ids, strict=True):
-            if agent_ids and is_image:
-                row = jnp.concatenate([jnp.broadcast_to(one_hot, (*row.shape[:2], num_agents)), row], axis=-1)
-            elif agent_ids:
-                row = jnp.concatenate([one_hot, row])
-            if not is_image and row.shape[0] < width + agent_ids * num_agents:
-                row = jnp.pad(row, (0, width + agent_ids * num_agents - row.shape[0]))
-            rows.append(row)
-        return jnp.stack(rows)
+    def padded(row: Array) -> Array:
+        """Features to the left, so that `row[:obs_sizes[i]]` is everything agent i sees."""
+        return row if row.shape[-1] == width else jnp.pad(row, (0, width - row.shape[0]))
 
     def action_mask(state: Any) -> Array | None:
         if actions.mask is None or env.legal is None:
@@ -103,7 +101,7 @@ def stack(name: str, env: AgentDicts, *, agent_ids: bool, time_limit: str, flatt
         ]
         world = jnp.concatenate(views, axis=-1) if env.world is None else env.world(raw_views, state)
         return Observation(
-            agents=agent_rows(views),
+            agents=jnp.stack([padded(view) for view in views]),
             state=world.astype(jnp.float32),
             action_mask=action_mask(state),
             agent_mask=jnp.ones(num_agents, bool) if env.alive is None else env.alive(state),
@@ -119,11 +117,14 @@ def stack(name: str, env: AgentDicts, *, agent_ids: bool, time_limit: str, flatt
         lambda a, b: a.dtype if a.dtype == b.dtype else jnp.promote_types(a.dtype, b.dtype), state_aval, next_aval
     )
 
+    @usual_flags
     def reset(key: Array) -> tuple[Any, Observation]:
         views, state = env.reset(key)
         return _strong(state, dtypes), observe(views, state)
 
+    @usual_flags
     def step(state: Any, action: Array, key: Array) -> tuple[Any, Observation, Outcome]:
+        action = jnp.asarray(action, actions.dtype)  # what a user's argmax found in 64 bits
         views, state, rewards, terminated, last, info = raw_step(state, action, key)
         if time_limit == "terminal":
             terminated = terminated | last
@@ -132,7 +133,7 @@ def stack(name: str, env: AgentDicts, *, agent_ids: bool, time_limit: str, flatt
             reward=jnp.stack([jnp.asarray(rewards[agent], jnp.float32).reshape(()) for agent in agents]),
             terminated=jnp.broadcast_to(terminated, (num_agents,)),
             last=last,
-            info={name: jnp.asarray(value, jnp.float32) for name, value in info.items()},
+            info={name: jnp.asarray(value, jnp.float32) for name, value in flat_info(info).items()},
         )
         return _strong(state, dtypes), observe(views, state), outcome
 
@@ -146,12 +147,20 @@ def stack(name: str, env: AgentDicts, *, agent_ids: bool, time_limit: str, flatt
         action_size=actions.shape[1] if actions.mask is None else None,
         action_low=actions.low,
         action_high=actions.high,
-        obs_sizes=() if is_image else tuple(shape[0] + agent_ids * num_agents for shape in shapes),
+        obs_sizes=() if is_image else tuple(shape[0] for shape in shapes),
         action_sizes=actions.sizes,
         max_steps=env.max_steps,
         min_steps=env.max_steps if env.is_fixed_length and env.max_steps else 1,
+        teams=_teams(agents),
     )
-    return Env(reset, step, spec, env.unwrapped)
+    stacked = Env(reset, step, spec, env.unwrapped)
+    return with_agent_ids(stacked) if agent_ids else stacked
+
+
+def _teams(agents: tuple[str, ...]) -> tuple[int, ...]:
+    """1 for those whose names say that they oppose the others, as in MPE and SMAX; () where nobody does, or all do."""
+    teams = tuple(int(agent.startswith(("adversary", "leadadversary", "enemy", "eve"))) for agent in agents)
+    return teams if len(set(teams)) > 1 else ()
 
 
 def _strong(state: Any, dtypes: Any) -> Any:

@@ -1,9 +1,20 @@
 """Algorithms: one file per family, each a function `(spec, cfg) -> Learner`."""
 
+from jmarl.learners.baselines import RandomConfig, random_policy, scripted
+from jmarl.learners.coma import COMAConfig, COMATargets, coma, coma_loss, coma_targets
+from jmarl.learners.critics import critic_loss
+from jmarl.learners.ddpg import (
+    DDPGConfig,
+    TD3Config,
+    ddpg_actor_loss,
+    ddpg_targets,
+    iddpg,
+    itd3,
+    maddpg,
+    matd3,
+)
 from jmarl.learners.ppo import (
     A2CConfig,
-    MAA2CConfig,
-    MAPPOConfig,
     PPOConfig,
     PPOTargets,
     ia2c,
@@ -15,12 +26,14 @@ from jmarl.learners.ppo import (
 )
 from jmarl.learners.pqn import PQNConfig, PQNNets, pqn_loss, pqn_targets, pqn_vdn
 from jmarl.learners.q_learning import QConfig, QMIXConfig, QNets, VDNConfig, iql, q_loss, qmix, values_and_targets, vdn
+from jmarl.learners.sac import SACConfig, isac, masac, sac_actor_loss, sac_alpha_loss, sac_targets
 from jmarl.learners.wqmix import WQMIXConfig, WQMIXNets, cw_qmix, ow_qmix, wqmix_loss
 
 __all__ = [
     "A2CConfig",
-    "MAA2CConfig",
-    "MAPPOConfig",
+    "COMAConfig",
+    "COMATargets",
+    "DDPGConfig",
     "PPOConfig",
     "PPOTargets",
     "PQNConfig",
@@ -28,15 +41,30 @@ __all__ = [
     "QConfig",
     "QMIXConfig",
     "QNets",
+    "RandomConfig",
+    "SACConfig",
+    "TD3Config",
     "VDNConfig",
     "WQMIXConfig",
     "WQMIXNets",
+    "coma",
+    "coma_loss",
+    "coma_targets",
+    "critic_loss",
     "cw_qmix",
+    "ddpg_actor_loss",
+    "ddpg_targets",
     "ia2c",
+    "iddpg",
     "ippo",
     "iql",
+    "isac",
+    "itd3",
     "maa2c",
+    "maddpg",
     "mappo",
+    "masac",
+    "matd3",
     "ow_qmix",
     "ppo_loss",
     "ppo_targets",
@@ -45,6 +73,11 @@ __all__ = [
     "pqn_vdn",
     "q_loss",
     "qmix",
+    "random_policy",
+    "sac_actor_loss",
+    "sac_alpha_loss",
+    "sac_targets",
+    "scripted",
     "values_and_targets",
     "vdn",
     "wqmix_loss",

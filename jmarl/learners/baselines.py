@@ -4,20 +4,21 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from flax import struct
+from jaxtyping import PRNGKeyArray
 
-from jmarl.learners import replayed
+from jmarl.configs import config
+from jmarl.learners import checks, critics
 from jmarl.networks import heads
-from jmarl.types import Action, EnvSpec, Learner, Observation, TrainState
+from jmarl.types import Action, EnvSpec, Learner, Metrics, Observation, TrainState, Trajectory
 
 
-@struct.dataclass(kw_only=True)
+@config
 class RandomConfig:
     """The random baseline has no hyperparameters."""
 
 
 def random_policy(spec: EnvSpec, cfg: RandomConfig) -> Learner:
-    """Acts at random, in evaluation too; `update` counts.
+    """Acts at random, in evaluation too, where its only parameter, a seed, decides; `update` counts.
 
     >>> from jmarl import envs
     >>> env = envs.matrix_game([[8.0, -12.0], [-12.0, 0.0]])
@@ -27,11 +28,11 @@ def random_policy(spec: EnvSpec, cfg: RandomConfig) -> Learner:
     >>> action.shape
     (5, 2)
     """
-    del cfg
-    code = replayed.action_code(spec)
+    checks.validate(cfg, RandomConfig, spec)
+    code = critics.action_code(spec)
 
     def init(key):
-        return TrainState(params={}, step=jnp.int32(0), env_steps=jnp.int32(0), extras=key)
+        return TrainState(params={"seed": jax.random.bits(key)}, step=jnp.int32(0))
 
     def init_carry(batch_shape):
         return jnp.zeros(batch_shape, jnp.int32)  # steps taken, so that evaluation draws anew at each
@@ -43,15 +44,13 @@ def random_policy(spec: EnvSpec, cfg: RandomConfig) -> Learner:
         return code.decode(jax.random.uniform(key, shape, minval=-1.0, maxval=1.0))
 
     def act(state, carry, obs, first, key):
-        return choose(obs, key), carry + 1, carry
+        return choose(obs, key), carry + 1, {}
 
     def greedy(state, carry, obs, first):
-        return choose(obs, jax.random.fold_in(state.extras, jnp.max(carry))), carry + 1
+        key = jax.random.fold_in(jax.random.key(state.params["seed"]), jnp.max(carry))
+        return choose(obs, key), carry + 1
 
-    def update(state, batch, key):
-        return state.replace(step=state.step + 1), {}
-
-    return Learner(init, init_carry, act, greedy, update)
+    return Learner(init, init_carry, act, greedy, _count)
 
 
 def scripted(policy: Callable[[Observation], Action]) -> Learner:
@@ -66,15 +65,17 @@ def scripted(policy: Callable[[Observation], Action]) -> Learner:
     """
 
     def init(key):
-        return TrainState(params={}, step=jnp.int32(0), env_steps=jnp.int32(0))
+        return TrainState(params={}, step=jnp.int32(0))
 
     def act(state, carry, obs, first, key):
-        return policy(obs), carry, carry
+        return policy(obs), carry, {}
 
     def greedy(state, carry, obs, first):
         return policy(obs), carry
 
-    def update(state, batch, key):
-        return state.replace(step=state.step + 1), {}
+    return Learner(init, lambda batch_shape: (), act, greedy, _count)
 
-    return Learner(init, lambda batch_shape: (), act, greedy, update)
+
+def _count(state: TrainState, batch: Trajectory, key: PRNGKeyArray) -> tuple[TrainState, Metrics]:
+    """The update of what does not learn."""
+    return state.replace(step=state.step + 1), {}

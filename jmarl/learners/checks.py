@@ -34,11 +34,26 @@ def validate(cfg: Any, cls: type | None = None, spec: EnvSpec | None = None) -> 
         raise TypeError(f"spec is {type(spec).__name__} here, and must be the spec of an environment: env.spec.")
     if cls is not None and not isinstance(cfg, cls):
         raise TypeError(f"cfg is {type(cfg).__name__} here, and this algorithm takes {cls.__name__}: {cls.__name__}().")
+    hints = _hints(type(cfg))  # type: ignore[arg-type]
     for field in dataclasses.fields(cfg):
-        _validate_field(field, _hints(type(cfg))[field.name], getattr(cfg, field.name))
+        _validate_field(field, hints[field.name], getattr(cfg, field.name))
     _validate_ranges(cfg)
+    if spec is not None and getattr(cfg, "sharing", None) == "shared":
+        _warn_of_different_agents(spec)
     if spec is not None and len(set(spec.teams)) > 1 and getattr(cfg, "team_reward", "individual") != "individual":
         _warn_of_opponents(spec, type(cfg).__name__, cfg.team_reward)
+
+
+@functools.cache
+def _warn_of_different_agents(spec: EnvSpec) -> None:
+    """Once: agents of different kinds that one network cannot tell apart seldom learn more than what suits them all."""
+    differ = len(set(zip(spec.obs_sizes or (0,), spec.action_sizes or (0,), strict=False))) > 1
+    if differ and not spec.has_ids:
+        warnings.warn(
+            f"Agents of {spec.name} differ in their views or actions, and sharing='shared' gives them one network that "
+            f"cannot tell who is who: try sharing='per_group', or agent_ids=True in jmarl.make.",
+            stacklevel=4,
+        )
 
 
 @functools.cache
@@ -52,7 +67,7 @@ def _warn_of_opponents(spec: EnvSpec, name: str, team_reward: str) -> None:
 
 
 @functools.cache
-def _hints(cls: type) -> dict[str, Any]:
+def _hints(cls: Any) -> dict[str, Any]:
     return get_type_hints(cls)
 
 
@@ -74,19 +89,19 @@ def _validate_field(field: dataclasses.Field, hint: Any, value: Any) -> None:
         if not isinstance(value, bool | np.bool_):
             raise ValueError(f"{name}={value!r} must be True or False.")
     elif int in kinds:
-        if not isinstance(value, int | np.integer) or isinstance(value, bool) or abs(value) > _LARGEST:
+        if not isinstance(value, int | np.integer) or isinstance(value, bool) or abs(int(value)) > _LARGEST:
             raise ValueError(f"{name}={value!r} must be a whole number below 2**31.")
     elif any(get_origin(kind) is tuple for kind in kinds):
         _validate_widths(name, value)
 
 
 def _validate_number(name: str, value: Any) -> None:
-    if isinstance(value, bool | str | bytes) or not hasattr(value, "dtype") and not configs.is_number(value):
+    if isinstance(value, bool | str | bytes) or (not hasattr(value, "dtype") and not configs.is_number(value)):
         raise ValueError(f"{name}={value!r} must be a number, such as {name}=0.5.")
     if np.shape(value) and name not in _ARRAYS:
         raise ValueError(
-            f"{name} has the shape {np.shape(value)}, and a run has one number: give jmarl.sweep the values, and run its "
-            f"axes (sweep_axes) or vmap over them."
+            f"{name} has the shape {np.shape(value)}, and a run has one number: give jmarl.sweep the values, and run "
+            f"its axes (sweep_axes) or vmap over them."
         )
     if configs.is_number(value) and not math.isfinite(value):
         raise ValueError(f"{name}={value} must be a finite number.")

@@ -14,11 +14,13 @@ from jmarl.types import Carry, Metrics, Trajectory
 def carry_after(batch: Trajectory) -> Carry:
     """What was remembered after each step of a rollout, leading axes `[T, B]`: before the next one, or at the end."""
     before = batch.steps.carry
-    if jax.tree.structure(before) != jax.tree.structure(batch.next_carry):
+    if len(jax.tree.leaves(before)) != len(jax.tree.leaves(batch.next_carry)):
         raise ValueError(
-            "The batch has no next_carry: recurrent networks need what was remembered after its last step, which rollout "
-            "puts there."
+            "The batch has no next_carry: recurrent networks need what was remembered after its last step, which "
+            "rollout puts there."
         )
+    if not jax.tree.leaves(before):
+        return before
     return jax.tree.map(lambda x, y: jnp.concatenate([x[1:], y[None]]), before, batch.next_carry)
 
 

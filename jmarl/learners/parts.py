@@ -1,5 +1,6 @@
 """What learners are made of: their networks, an optimiser step, losses averaged under a mask, rewards of a team."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -60,7 +61,7 @@ def rewards_and_ends(steps: Transition, kind: str) -> tuple[Array, Array]:
 def values_of_all(value: Array, counts: Array, kind: str) -> Array:
     """Values `[L, M, N]` to go on with: where agents share a reward, one that is gone has the mean of the others'.
 
-    All value the return of the team, and only those of agents whose steps count are learnt. Where there is none it is 0.
+    All value the return of the team, and only those of agents whose steps count are learnt. With none of them it is 0.
     """
     if kind == "individual":
         return value
@@ -72,13 +73,15 @@ def as_metric(x: Any) -> Array:
     return jnp.asarray(x, jnp.float32)
 
 
+def with_critic_view(cfg: Any, view: str) -> Any:
+    """The config with `view` in place of critic_view="auto"."""
+    return dataclasses.replace(cfg, critic_view=view) if cfg.critic_view == "auto" else cfg
 
 
-def require_central(cfg: Any, name: str, independent: str) -> Any:
-    """Refuses a critic of the agent's own view, where an algorithm is what it is by a critic of the state."""
-    if getattr(cfg, "critic_view", None) == "obs":
+def with_central_critic(cfg: Any, name: str, independent: str) -> Any:
+    """The config of an algorithm that is what it is by a critic of the state: one of the own view is refused."""
+    if getattr(cfg, "critic_view", "obs") == "obs":
         raise ValueError(
-            f"critic_view='obs' makes {independent} of {name}: choose another view, such as 'state', the default of "
-            f"{name}'s own config class, or use {independent}."
+            f"critic_view='obs' makes {independent} of {name}: leave it out for the state, or use {independent}."
         )
-    return cfg
+    return with_critic_view(cfg, "state")

@@ -4,8 +4,9 @@ Each agent maximises the clipped surrogate of its own advantage; a critic regres
 
     L(θ, φ) = mean_m[ -min(ρ A, clip(ρ, 1 ± ε) A) ] - c_H mean_m[ H(π) ] + c_V mean_m[ l(V_φ, R) ],   ρ = π_θ / π_old,
 
-with the means taken over agents that act, and for the critic over those whose return goes on. IPPO's critic reads the agent's own view, MAPPO's the global state.
-With one agent, IPPO is PPO. With one step on each rollout, where ρ = 1, these are advantage actor-critic: IA2C, MAA2C.
+with the means taken over agents that act, and for the critic over those whose return goes on. IPPO's critic reads the
+agent's own view, MAPPO's the global state. With one agent, IPPO is PPO. With one step on each rollout, where ρ = 1,
+these are advantage actor-critic: IA2C, MAA2C.
 
 References:
   Schulman et al., 2017, Proximal Policy Optimization Algorithms (https://arxiv.org/abs/1707.06347).
@@ -31,12 +32,16 @@ from jmarl.learners import checks, on_policy, parts
 from jmarl.networks import actor_critic
 from jmarl.types import EnvSpec, Learner, Metrics, Moments, Numeric, Params, Policy, TrainState, Trajectory, static
 
-CriticView = Literal["obs", "state", "state_id", "state_obs"]
+CriticView = Literal["auto", "obs", "state", "state_id", "state_obs"]
 
 
 @config
 class PPOConfig(configs.OptimizerConfig, configs.RolloutConfig, configs.NetworkConfig):
-    """Hyperparameters of IPPO."""
+    """Hyperparameters of IPPO and MAPPO.
+
+    A critic of the "state" is one network with an output for each agent, evaluated once per environment; "state_id"
+    appends the agent's one-hot id, "state_obs" its view and id, and both are evaluated for each agent.
+    """
 
     gamma: Numeric = 0.99  # discount of future rewards
     gae_lambda: Numeric = 0.95  # mixes one-step (0) and Monte Carlo (1) advantages
@@ -56,36 +61,18 @@ class PPOConfig(configs.OptimizerConfig, configs.RolloutConfig, configs.NetworkC
     target_kl: Numeric | None = None  # an iteration stops learning beyond this KL to the old policy; None: never
     cell_size: int = static(128)
     activation: configs.Activation = static("tanh")
-    critic_view: CriticView = static("obs")  # what the critic reads
-    shared_torso: bool = static(False)  # one torso for actor and critic; needs critic_view="obs"
+    critic_view: CriticView = static("auto")  # what the critic reads; auto: obs, and the state for MAPPO and MAA2C
+    shared_torso: bool = static(False)  # one torso for actor and critic of the agent's own view
     action_distribution: Literal["auto", "categorical", "gaussian", "tanh_normal"] = static("auto")  # of the policy
 
 
 @config
-class MAPPOConfig(PPOConfig):
-    """Hyperparameters of MAPPO: those of IPPO, with a critic of the global state.
-
-    `critic_view="state"` is one network with an output for each agent, evaluated once per environment; "state_id"
-    appends the agent's one-hot id, "state_obs" its view and id, and both are evaluated for each agent.
-    """
-
-    critic_view: CriticView = static("state")
-
-
-@config
 class A2CConfig(PPOConfig):
-    """Hyperparameters of IA2C: those of IPPO, one step on each rollout. `clip_eps` changes nothing."""
+    """Hyperparameters of IA2C and MAA2C: those of PPO, one step on each rollout. `clip_eps` changes nothing."""
 
     num_epochs: int = static(1)
     num_minibatches: int = static(1)
     normalize_advantage: Literal["all", "agent", "none"] = static("none")
-
-
-@config
-class MAA2CConfig(A2CConfig):
-    """Hyperparameters of MAA2C: those of IA2C, with a critic of the global state, see `MAPPOConfig`."""
-
-    critic_view: CriticView = static("state")
 
 
 @struct.dataclass(kw_only=True)
@@ -126,7 +113,7 @@ def ppo_targets(
     value, next_value = output, next_output
     if cfg.normalize_value:
         value, next_value = (normalize.denormalize(moments["value"], x) for x in (output, next_output))
-    discount = cfg.gamma * (1.0 - steps.terminated)
+    discount = jnp.asarray(cfg.gamma * (1.0 - steps.terminated))
     last = jnp.broadcast_to(steps.last[..., None], value.shape)
     advantage = losses.gae(steps.reward, discount, value, next_value, last, cfg.gae_lambda)
     target = advantage + value
@@ -135,9 +122,7 @@ def ppo_targets(
         moments["value"] = normalize.update(moments["value"], target, weight > 0, cfg.value_norm_beta)
         target = normalize.normalize(moments["value"], target)
     # Clipping compares what the critic says with what it said, on whatever scale: both are its outputs.
-    targets = PPOTargets(
-        log_prob=steps.measured["log_prob"], value=output, advantage=advantage, value_target=target
-    )
+    targets = PPOTargets(log_prob=steps.measured["log_prob"], value=output, advantage=advantage, value_target=target)
     return targets, moments, metrics
 
 
@@ -196,7 +181,7 @@ def ippo(spec: EnvSpec, cfg: PPOConfig, nets: Policy | None = None, *, targets=p
     >>> sorted(state.params)
     ['actor', 'critic']
     """
-    _validate(spec, cfg)
+    cfg = _checked(spec, cfg)
     nets = parts.choose_nets(nets, default_policy, spec, cfg)
     learning_rate, ent_coef = _schedules(cfg)
     optimizer = _optimizer(cfg, learning_rate)
@@ -236,16 +221,9 @@ def ippo(spec: EnvSpec, cfg: PPOConfig, nets: Policy | None = None, *, targets=p
     return Learner(init, nets.init_carry, act, greedy, update, learns_from="rollouts")
 
 
-def mappo(
-    spec: EnvSpec, cfg: MAPPOConfig, nets: Policy | None = None, *, targets=ppo_targets, loss=ppo_loss
-) -> Learner:
-    """PPO with a centralised critic: `ippo` whose critic reads the global state. Arguments as for `ippo`.
-
-    >>> from jmarl import envs
-    >>> env = envs.matrix_game([[8.0, -12.0], [-12.0, 0.0]])
-    >>> learner = mappo(env.spec, MAPPOConfig(hidden_sizes=(8,), critic_view="state_id"))
-    """
-    return ippo(spec, parts.require_central(cfg, "mappo", "ippo"), nets, targets=targets, loss=loss)
+def mappo(spec: EnvSpec, cfg: PPOConfig, nets: Policy | None = None, *, targets=ppo_targets, loss=ppo_loss) -> Learner:
+    """PPO with a centralised critic: `ippo` whose critic reads the global state. Arguments as for `ippo`."""
+    return ippo(spec, parts.with_central_critic(cfg, "mappo", "ippo"), nets, targets=targets, loss=loss)
 
 
 def ia2c(spec: EnvSpec, cfg: A2CConfig, nets: Policy | None = None, *, targets=ppo_targets, loss=ppo_loss) -> Learner:
@@ -253,11 +231,9 @@ def ia2c(spec: EnvSpec, cfg: A2CConfig, nets: Policy | None = None, *, targets=p
     return ippo(spec, _require_one_step(cfg), nets, targets=targets, loss=loss)
 
 
-def maa2c(
-    spec: EnvSpec, cfg: MAA2CConfig, nets: Policy | None = None, *, targets=ppo_targets, loss=ppo_loss
-) -> Learner:
+def maa2c(spec: EnvSpec, cfg: A2CConfig, nets: Policy | None = None, *, targets=ppo_targets, loss=ppo_loss) -> Learner:
     """Advantage actor-critic with a centralised critic: `mappo` with one step on each rollout."""
-    return ia2c(spec, parts.require_central(cfg, "maa2c", "ia2c"), nets, targets=targets, loss=loss)
+    return ia2c(spec, parts.with_central_critic(cfg, "maa2c", "ia2c"), nets, targets=targets, loss=loss)
 
 
 # ----------------------------------------------------------------------------------------------------- the parts
@@ -265,6 +241,7 @@ def maa2c(
 
 def default_policy(spec: EnvSpec, cfg: PPOConfig) -> Policy:
     """The policy that `cfg` describes."""
+    cfg = parts.with_critic_view(cfg, "obs")
     model, head = actor_critic.from_config(cfg)
     output, distribution = actor_critic.policy_output(spec, head, cfg.action_distribution)
     value = lambda size: (head(size, scale=1.0),)  # noqa: E731
@@ -327,8 +304,9 @@ def _require_one_step(cfg: PPOConfig) -> PPOConfig:
     return cfg
 
 
-def _validate(spec: EnvSpec, cfg: PPOConfig) -> None:
+def _checked(spec: EnvSpec, cfg: PPOConfig) -> PPOConfig:
     checks.validate(cfg, PPOConfig, spec)
+    cfg = parts.with_critic_view(cfg, "obs")
     if cfg.shared_torso and cfg.critic_view != "obs":
         raise ValueError(
             f"shared_torso=True needs critic_view='obs', got {cfg.critic_view!r}: actor and critic must read the same."
@@ -338,3 +316,4 @@ def _validate(spec: EnvSpec, cfg: PPOConfig) -> None:
             "shared_torso=True has one optimiser: leave out clip_separately and critic_learning_rate, or set "
             "shared_torso=False."
         )
+    return cfg

@@ -188,26 +188,31 @@ def iql(spec: EnvSpec, cfg: QConfig, nets: QNets | None = None, *, loss=q_loss) 
       nets: your own networks; by default `default_nets(spec, cfg)`.
       loss: your own in place of `q_loss`, with the same arguments and results.
     """
-    _validate(spec, cfg, QConfig, nets)
+    cfg = _checked(spec, cfg, QConfig, nets)
     nets = parts.choose_nets(nets, default_nets, spec, cfg)
     return learner(cfg, nets, loss, parts.optimizer(cfg, optim.learning_rate(cfg)))
 
 
-def vdn(spec: EnvSpec, cfg: VDNConfig, nets: QNets | None = None, *, loss=q_loss) -> Learner:
+def vdn(spec: EnvSpec, cfg: QConfig, nets: QNets | None = None, *, loss=q_loss) -> Learner:
     """Value-decomposition networks: the team's value is the sum of the agents' values. Arguments as for `iql`.
+
+    A `QConfig` serves, too: what it leaves at its default has that of a `VDNConfig`.
 
     >>> from jmarl import envs
     >>> env = envs.matrix_game([[8.0, -12.0], [-12.0, 0.0]])
     >>> sorted(vdn(env.spec, VDNConfig(hidden_sizes=(8,))).init(jax.random.key(0)).params)
     ['agent', 'mixer']
     """
-    _validate(spec, cfg, VDNConfig, nets)
+    cfg = _checked(spec, cfg, VDNConfig, nets)
     return learner(cfg, parts.choose_nets(nets, default_nets, spec, cfg), loss)
 
 
-def qmix(spec: EnvSpec, cfg: QMIXConfig, nets: QNets | None = None, *, loss=q_loss) -> Learner:
-    """QMIX: the team's value grows with each agent's, by weights made from the state. Arguments as for `iql`."""
-    _validate(spec, cfg, QMIXConfig, nets)
+def qmix(spec: EnvSpec, cfg: QConfig, nets: QNets | None = None, *, loss=q_loss) -> Learner:
+    """QMIX: the team's value grows with each agent's, by weights made from the state. Arguments as for `iql`.
+
+    A `QConfig` serves, too: what it leaves at its default has that of a `QMIXConfig`.
+    """
+    cfg = _checked(spec, cfg, QMIXConfig, nets)
     return learner(cfg, parts.choose_nets(nets, default_nets, spec, cfg), loss)
 
 
@@ -369,8 +374,9 @@ def _standardized(
     return dataclasses.replace(batch, steps=steps), {**moments, "reward": new}
 
 
-def _validate(spec: EnvSpec, cfg: QConfig, cls: type, nets: QNets | None) -> None:
-    """The class of a config says which mixer it describes, so it must be the algorithm's own."""
+def _checked(spec: EnvSpec, cfg: QConfig, cls: type, nets: QNets | None) -> Any:
+    """The config as one of the algorithm's own class, which says which mixer it describes."""
+    cfg = configs.extended(cfg, cls)
     checks.validate(cfg, cls, spec)
     checks.require_discrete(spec, "Q-learning takes the best of finitely many actions")
     of_others = {QConfig: VDNConfig, VDNConfig: QMIXConfig}.get(cls)
@@ -381,3 +387,4 @@ def _validate(spec: EnvSpec, cfg: QConfig, cls: type, nets: QNets | None) -> Non
             f"nets.mixer is {'None' if nets.mixer is None else 'given'} here: iql has none, vdn and qmix have one, "
             f"such as that of q_learning.default_nets(spec, cfg)."
         )
+    return cfg

@@ -21,10 +21,10 @@ import jax
 from flax import struct
 from jaxtyping import Array, Float
 
-from jmarl import losses
+from jmarl import configs, losses
 from jmarl.configs import config
 from jmarl.learners import checks, parts, q_learning, replay
-from jmarl.learners.q_learning import Aux, QMIXConfig
+from jmarl.learners.q_learning import Aux, QConfig, QMIXConfig
 from jmarl.networks import mixers
 from jmarl.types import EnvSpec, Learner, Mixer, Moments, Network, Numeric, Params, Trajectory, static
 
@@ -172,7 +172,7 @@ def wqmix_loss(
     return loss, (metrics, moments)
 
 
-def cw_qmix(spec: EnvSpec, cfg: WQMIXConfig, nets: WQMIXNets | None = None, *, loss=wqmix_loss) -> Learner:
+def cw_qmix(spec: EnvSpec, cfg: QConfig, nets: WQMIXNets | None = None, *, loss=wqmix_loss) -> Learner:
     """QMIX with central weighting.
 
     Args:
@@ -184,7 +184,7 @@ def cw_qmix(spec: EnvSpec, cfg: WQMIXConfig, nets: WQMIXNets | None = None, *, l
     return _learner(spec, cfg, nets, functools.partial(loss, variant="cw"))
 
 
-def ow_qmix(spec: EnvSpec, cfg: WQMIXConfig, nets: WQMIXNets | None = None, *, loss=wqmix_loss) -> Learner:
+def ow_qmix(spec: EnvSpec, cfg: QConfig, nets: WQMIXNets | None = None, *, loss=wqmix_loss) -> Learner:
     """QMIX with optimistic weighting. Arguments as for `cw_qmix`.
 
     >>> from jmarl import envs
@@ -195,7 +195,8 @@ def ow_qmix(spec: EnvSpec, cfg: WQMIXConfig, nets: WQMIXNets | None = None, *, l
     return _learner(spec, cfg, nets, functools.partial(loss, variant="ow"))
 
 
-def _learner(spec: EnvSpec, cfg: WQMIXConfig, nets: WQMIXNets | None, loss: Any) -> Learner:
+def _learner(spec: EnvSpec, cfg: Any, nets: WQMIXNets | None, loss: Any) -> Learner:
+    cfg = configs.extended(cfg, WQMIXConfig)
     checks.validate(cfg, WQMIXConfig, spec)
     checks.require_discrete(spec, "Q-learning takes the best of finitely many actions")
     rule = "lie in (0, 1]: it is a weight beside those of 1"

@@ -16,8 +16,6 @@ from jmarl.networks.sharing import network, one_step, share
 from jmarl.networks.torsos import Model, Output
 from jmarl.types import EnvSpec, Network, Observation, Policy
 
-
-
 # How a learner describes its networks: `model(outputs=.., is_image=..)` and `head(size, scale=..)` are
 # `networks.Model` and `networks.Output` with everything else filled in.
 Build = Callable[..., nn.Module]
@@ -49,7 +47,9 @@ def from_config(cfg: Any) -> tuple[Build, Build]:
     return model, functools.partial(Output, hidden_sizes=cfg.head_sizes, **common)
 
 
-def policy_output(spec: EnvSpec, head: Build, name: str) -> tuple[Callable[[int], nn.Module], Callable[[Any, Any], Any]]:
+def policy_output(
+    spec: EnvSpec, head: Build, name: str
+) -> tuple[Callable[[int], nn.Module], Callable[[Any, Any], Any]]:
     """The actor's output layer for a number of actions, and the distribution that its output parametrises.
 
     Args:

@@ -1,10 +1,11 @@
-"""From network outputs to distributions: `sample_and_log_prob`, `sample`, `log_prob`, `entropy` and `mode`.
+"""From network outputs to distributions over actions, see `Distribution`.
 
 A distribution is a pytree of arrays, made and used inside a trace. The last axis belongs to one action:
 log-probabilities and entropies have one scalar per agent.
 """
 
-import distrax
+from typing import Any, Protocol
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,9 +15,43 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jmarl.types import Numeric
 
-__all__ = ["Categorical", "TanhNormal", "categorical", "gaussian", "gumbel_softmax", "tanh_normal"]
+__all__ = [
+    "Categorical",
+    "Distribution",
+    "Gaussian",
+    "TanhNormal",
+    "categorical",
+    "gaussian",
+    "gumbel_softmax",
+    "tanh_normal",
+]
 
 _QUADRATURE_NODES = 32
+
+
+class Distribution(Protocol):
+    """What learners ask of a distribution over actions: every head has these, with these meanings."""
+
+    def sample(self, *, seed: PRNGKeyArray) -> Any:
+        """An action."""
+
+    def log_prob(self, action: Any) -> Any:
+        """log π(a)."""
+
+    def sample_and_log_prob(self, *, seed: PRNGKeyArray) -> tuple[Any, Any]:
+        """An action and its log-probability."""
+
+    def from_noise(self, noise: Any) -> tuple[Any, Any]:
+        """The action that noise `[.., A]` makes, and its log-probability; differentiable if actions are continuous.
+
+        The noise is standard normal for continuous actions, Gumbel's for discrete ones.
+        """
+
+    def entropy(self) -> Any:
+        """-E[log π(a)]."""
+
+    def mode(self) -> Any:
+        """The greedy action."""
 
 
 # ---------------------------------------------------------------------------------------------------- discrete
@@ -59,6 +94,11 @@ class Categorical:
     def sample_and_log_prob(self, *, seed: PRNGKeyArray) -> tuple[Int[Array, "*batch"], Float[Array, "*batch"]]:
         """An action and its log-probability."""
         action = self.sample(seed=seed)
+        return action, self.log_prob(action)
+
+    def from_noise(self, noise: Float[Array, "*batch A"]) -> tuple[Int[Array, "*batch"], Float[Array, "*batch"]]:
+        """The action of largest logit with Gumbel's noise added, and its log-probability."""
+        action = jnp.argmax(self.logits + noise, axis=-1).astype(jnp.int32)
         return action, self.log_prob(action)
 
     def entropy(self) -> Float[Array, "*batch"]:
@@ -140,7 +180,46 @@ def gumbel_softmax(
 # -------------------------------------------------------------------------------------------------- continuous
 
 
-def gaussian(mean: Float[Array, "*batch A"], log_std: Float[Array, "..."]) -> distrax.Distribution:
+@struct.dataclass(kw_only=True)
+class Gaussian:
+    """Independent normal distributions over the last axis. Make it with `gaussian`.
+
+    Attributes:
+      mean, log_std: μ and log σ of the action.
+    """
+
+    mean: Float[Array, "*batch A"]
+    log_std: Float[Array, "*batch A"]
+
+    def sample(self, *, seed: PRNGKeyArray) -> Float[Array, "*batch A"]:
+        """An action, differentiable in μ and σ."""
+        return self.sample_and_log_prob(seed=seed)[0]
+
+    def log_prob(self, action: Float[Array, "*batch A"]) -> Float[Array, "*batch"]:
+        """log π(a)."""
+        return self._log_prob_of_noise((action - self.mean) / jnp.exp(self.log_std))
+
+    def sample_and_log_prob(self, *, seed: PRNGKeyArray) -> tuple[Float[Array, "*batch A"], Float[Array, "*batch"]]:
+        """An action and its log-probability."""
+        return self.from_noise(jax.random.normal(seed, self.mean.shape, self.mean.dtype))
+
+    def from_noise(self, noise: Float[Array, "*batch A"]) -> tuple[Float[Array, "*batch A"], Float[Array, "*batch"]]:
+        """The action μ + σ ε of standard normal noise ε, and its log-probability."""
+        return self.mean + jnp.exp(self.log_std) * noise, self._log_prob_of_noise(noise)
+
+    def entropy(self) -> Float[Array, "*batch"]:
+        """Σ log σ + (1 + log 2π) / 2."""
+        return jnp.sum(self.log_std + 0.5 * (1 + np.log(2 * np.pi)), axis=-1)
+
+    def mode(self) -> Float[Array, "*batch A"]:
+        """μ."""
+        return self.mean
+
+    def _log_prob_of_noise(self, noise: Float[Array, "*batch A"]) -> Float[Array, "*batch"]:
+        return jnp.sum(-0.5 * (noise**2 + np.log(2 * np.pi)) - self.log_std, axis=-1)
+
+
+def gaussian(mean: Float[Array, "*batch A"], log_std: Float[Array, "..."]) -> Gaussian:
     """Independent normal distributions over the last axis, unbounded: clip actions on their way to the environment.
 
     The log-probability belongs to the sample before that clipping.
@@ -152,24 +231,23 @@ def gaussian(mean: Float[Array, "*batch A"], log_std: Float[Array, "..."]) -> di
     >>> gaussian(jnp.zeros((3, 2)), jnp.zeros(2)).log_prob(jnp.zeros((3, 2)))
     Array([-1.837877, -1.837877, -1.837877], dtype=float32)
     """
-    std = jnp.broadcast_to(jnp.exp(log_std), mean.shape)
-    return distrax.Independent(distrax.Normal(mean, std), reinterpreted_batch_ndims=1)
+    return Gaussian(mean=mean, log_std=jnp.broadcast_to(log_std, mean.shape))
 
 
 @struct.dataclass(kw_only=True)
 class TanhNormal:
     """Independent normals, squashed into bounds by tanh. Make it with `tanh_normal`.
 
-    `z` below is the normal variable before tanh. Where tanh saturates, an action does not tell its `z`: prefer
-    `sample_and_log_prob`, or keep `z` and use `log_prob_of_z`, to `log_prob(sample)`.
+    `z` is the normal variable before tanh. Where tanh saturates, an action does not tell its `z`: prefer
+    `sample_and_log_prob` or `from_noise`, or keep `z` and use `log_prob_of_z`, to `log_prob(sample)`.
 
     Attributes:
-      mean, log_std: μ and log σ of z.
+      z_mean, z_log_std: μ and log σ of z.
       low, high: bounds of the action.
     """
 
-    mean: Float[Array, "*batch A"]
-    log_std: Float[Array, "*batch A"]
+    z_mean: Float[Array, "*batch A"]
+    z_log_std: Float[Array, "*batch A"]
     low: Float[Array, "*batch A"]
     high: Float[Array, "*batch A"]
 
@@ -185,22 +263,17 @@ class TanhNormal:
         inside = 1 - jnp.finfo(action.dtype).eps
         return jnp.arctanh(jnp.clip((action - middle) / half_range, -inside, inside))
 
-    def sample_z(self, *, seed: PRNGKeyArray) -> Float[Array, "*batch A"]:
-        """A sample before tanh."""
-        noise = jax.random.normal(seed, self.mean.shape, self.mean.dtype)
-        return self.mean + jnp.exp(self.log_std) * noise
-
     def log_prob_of_z(self, z: Float[Array, "*batch A"]) -> Float[Array, "*batch"]:
         """log π(squash(z)), exact however far tanh saturates."""
-        noise = (z - self.mean) / jnp.exp(self.log_std)
-        normal = -0.5 * (noise**2 + jnp.log(2 * jnp.pi)) - self.log_std
+        noise = (z - self.z_mean) / jnp.exp(self.z_log_std)
+        normal = -0.5 * (noise**2 + jnp.log(2 * jnp.pi)) - self.z_log_std
         # log(1 - tanh(z)²), without the cancellation.
         log_slope = 2 * (jnp.log(2) - z - jax.nn.softplus(-2 * z)) + jnp.log((self.high - self.low) / 2)
         return jnp.sum(normal - log_slope, axis=-1)
 
     def sample(self, *, seed: PRNGKeyArray) -> Float[Array, "*batch A"]:
         """An action, differentiable in μ and σ."""
-        return self.squash(self.sample_z(seed=seed))
+        return self.sample_and_log_prob(seed=seed)[0]
 
     def log_prob(self, action: Float[Array, "*batch A"]) -> Float[Array, "*batch"]:
         """log π(a), finite with finite gradients at the bounds."""
@@ -208,20 +281,24 @@ class TanhNormal:
 
     def sample_and_log_prob(self, *, seed: PRNGKeyArray) -> tuple[Float[Array, "*batch A"], Float[Array, "*batch"]]:
         """An action and its exact log-probability."""
-        z = self.sample_z(seed=seed)
+        return self.from_noise(jax.random.normal(seed, self.z_mean.shape, self.z_mean.dtype))
+
+    def from_noise(self, noise: Float[Array, "*batch A"]) -> tuple[Float[Array, "*batch A"], Float[Array, "*batch"]]:
+        """The action of z = μ + σ ε with standard normal noise ε, and its exact log-probability."""
+        z = self.z_mean + jnp.exp(self.z_log_std) * noise
         return self.squash(z), self.log_prob_of_z(z)
 
-    def entropy(self, *, seed: PRNGKeyArray | None = None) -> Float[Array, "*batch"]:
-        """No closed form: by Gauss-Hermite quadrature, or with a seed -log π(a) of one sample. Differentiable."""
-        if seed is not None:
-            return -self.sample_and_log_prob(seed=seed)[1]
+    def entropy(self) -> Float[Array, "*batch"]:
+        """No closed form: by Gauss-Hermite quadrature, differentiable."""
         nodes, weights = np.polynomial.hermite_e.hermegauss(_QUADRATURE_NODES)
-        z = self.mean + jnp.exp(self.log_std) * jnp.asarray(nodes, self.mean.dtype).reshape(-1, *[1] * self.mean.ndim)
-        return -jnp.tensordot(jnp.asarray(weights / weights.sum(), self.mean.dtype), self.log_prob_of_z(z), axes=1)
+        z = self.z_mean + jnp.exp(self.z_log_std) * jnp.asarray(nodes, self.z_mean.dtype).reshape(
+            -1, *[1] * self.z_mean.ndim
+        )
+        return -jnp.tensordot(jnp.asarray(weights / weights.sum(), self.z_mean.dtype), self.log_prob_of_z(z), axes=1)
 
     def mode(self) -> Float[Array, "*batch A"]:
         """The action of μ: the usual greedy action, though not where the density is highest."""
-        return self.squash(self.mean)
+        return self.squash(self.z_mean)
 
 
 def tanh_normal(
@@ -248,4 +325,4 @@ def tanh_normal(
     def like_mean(x: ArrayLike) -> Array:
         return jnp.broadcast_to(jnp.asarray(x, mean.dtype), mean.shape)
 
-    return TanhNormal(mean=mean, log_std=like_mean(log_std), low=like_mean(low), high=like_mean(high))
+    return TanhNormal(z_mean=mean, z_log_std=like_mean(log_std), low=like_mean(low), high=like_mean(high))

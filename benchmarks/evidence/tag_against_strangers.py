@@ -1,0 +1,77 @@
+"""Adversaries of simple_tag against opponents that were never in their training, beside random adversaries.
+
+    python benchmarks/evidence/tag_against_strangers.py runs/maddpg-tag
+
+The prey is random, or flees from the nearest adversary. Catches are the adversaries' return over 10, their reward for
+each; every seed of the run plays `EPISODES` episodes. One JSON line per opponent.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jmarl
+from jmarl.cli.errors import usage_errors
+from jmarl.cli.run_folders import load_run
+from jmarl.evaluation import evaluate, teams
+
+EPISODES = 200
+REWARD = 10.0  # of each adversary, whoever makes the catch
+
+
+def fleeing(obs: jmarl.types.Observation) -> jax.Array:
+    """Away from the nearest adversary, and towards the middle near the border of the field; continuous actions.
+
+    The prey, the last agent, sees its velocity and place, and two landmarks and the adversaries relative to itself.
+    """
+    view = obs.agents[:, -1]
+    place, adversaries = view[:, 2:4], view[:, 8:14].reshape(-1, 3, 2)
+    distance = jnp.linalg.norm(adversaries, axis=-1)
+    weight = 1.0 / jnp.maximum(distance, 1e-2) ** 2
+    away = -jnp.sum(adversaries * (weight / distance)[..., None], axis=1)
+    inwards = -jnp.sign(place) * jnp.maximum(jnp.abs(place) - 0.8, 0.0)
+    direction = away / jnp.linalg.norm(away, axis=-1, keepdims=True) + 10.0 * inwards
+    direction = direction / jnp.maximum(jnp.linalg.norm(direction, axis=-1, keepdims=True), 1e-6)
+    left_right, down_up = direction[:, :1], direction[:, 1:]
+    force = [jnp.maximum(-left_right, 0), jnp.maximum(left_right, 0), jnp.maximum(-down_up, 0), jnp.maximum(down_up, 0)]
+    action = jnp.concatenate([jnp.zeros_like(left_right), *force], axis=-1)
+    return jnp.broadcast_to(action[:, None], (*obs.agent_mask.shape, 5))
+
+
+def main(argv: list[str]) -> None:
+    """Plays the matches of a run."""
+    if len(argv) != 1:
+        sys.exit("usage: tag.py RUN_FOLDER, of simple_tag with continuous actions")
+    with usage_errors():
+        env, learner, states = load_run(Path(argv[0]))
+    random = jmarl.random_policy(env.spec, jmarl.RandomConfig())
+    prey = {"random": random, "fleeing": jmarl.scripted(fleeing)}
+    adversaries, num_seeds = [[0, 1, 2], [3]], len(jax.tree.leaves(states)[0])
+
+    for name, opponent in prey.items():
+
+        def catches(state, hunter, key, opponent=opponent):
+            match = teams([hunter, opponent], adversaries)
+            key_opponent, key_play = jax.random.split(key)
+            states = (state, opponent.init(key_opponent))
+            metrics = evaluate(env, match, states, key_play, num_episodes=EPISODES)
+            return metrics[f"eval/return/{env.spec.agents[0]}"] / REWARD
+
+        keys = jax.random.split(jax.random.key(0), num_seeds)
+        trained = jax.jit(jax.vmap(lambda s, k: catches(s, learner, k)))(states, keys)
+        beside = jax.jit(jax.vmap(lambda k: catches(random.init(k), random, k)))(keys)
+        result = {
+            "prey": name,
+            "catches_per_episode": np.round(trained, 2).tolist(),
+            "of_random_adversaries": np.round(beside, 2).tolist(),
+            "factor": round(float(np.mean(trained) / np.mean(beside)), 2),
+        }
+        print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

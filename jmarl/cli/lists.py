@@ -1,0 +1,87 @@
+"""What there is: `jmarl envs`, `jmarl algorithms`, `jmarl presets`."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import tyro
+
+from jmarl import configs
+from jmarl.cli import own
+from jmarl.cli.errors import UsageError, nearest, usage_errors
+from jmarl.cli.options import key_values, preset_of
+from jmarl.envs import gymnax_adapter, jaxmarl_adapter
+
+
+def main(argv: Sequence[str] | None = None, prog: str = "jmarl envs") -> None:
+    """The command line of the three: the last word of `prog` says which."""
+    commands: dict[str, Any] = {"envs": list_envs, "algorithms": list_algorithms, "presets": list_presets}
+    with usage_errors():
+        tyro.cli(commands[prog.split()[-1]], prog=prog, args=argv)
+
+
+def list_envs(name: tyro.conf.Positional[str] = "", env_kwargs: tuple[str, ...] = ()) -> None:
+    """Names of all environments, or facts about one.
+
+    Args:
+      name: an environment, or a function of your own: module:function or file.py:function.
+      env_kwargs: KEY=VALUE for it.
+    """
+    if not name:
+        for title, names in _names().items():
+            print(f"{title}\n" + "".join(f"  {env}\n" for env in names))
+        return
+    known = [env for names in _names().values() for env in names]
+    if not own.is_own(name) and name not in known:
+        raise UsageError(f"no environment is called {name!r}: {nearest(name, known)}")
+    try:
+        spec = own.make_env(name, key_values(env_kwargs)).spec
+    except (ValueError, TypeError, ImportError) as error:
+        raise UsageError(str(error)) from error
+    for field, value in spec._asdict().items():
+        print(f"{field:16s}{value}")
+
+
+def _names() -> dict[str, list[str]]:
+    return {
+        "JaxMARL": jaxmarl_adapter.names(),
+        "gymnax, one agent": gymnax_adapter.names(),
+        "jmarl": ["predator_prey"],
+    }
+
+
+def list_algorithms(name: tyro.conf.Positional[str] = "") -> None:
+    """Names of all algorithms, or the hyperparameters of one.
+
+    Args:
+      name: an algorithm, or a function of your own: module:function or file.py:function.
+    """
+    if name:
+        cls: Any = own.config_class(name)
+        for field, text in configs.explain(cls).items():
+            default = cls.__dataclass_fields__[field].default
+            print(f"{field:24s}{default!s:14s}{text}")
+        return
+    for known, algorithm in own.ALGORITHMS.items():
+        print(f"{known:10s}{(algorithm.__doc__ or '').strip().splitlines()[0]}")
+
+
+def list_presets(
+    algorithm: tyro.conf.Positional[str] = "mappo", env: str = "MPE_simple_spread_v3", preset: str = "default"
+) -> None:
+    """The settings that a run begins with, unless options say otherwise.
+
+    Args:
+      algorithm: its name.
+      env: the environment.
+      preset: default, or quick.
+    """
+    for field, value in preset_of(algorithm, env, preset)._asdict().items():
+        if dataclasses.is_dataclass(value):
+            for name, _ in configs.fields(value):
+                print(f"  {name:24s}{configs.get(value, name)}")
+        elif field == "replay" and value is not None:
+            for name, number in value._asdict().items():
+                print(f"  {name:24s}{number}")
+        else:
+            print(f"{field:26s}{value}")

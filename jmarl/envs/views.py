@@ -1,0 +1,71 @@
+"""What agents see, in the form that learners read: dicts of arrays as one vector, ids before each view."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from jmarl.types import Action, Env, Observation, Outcome
+
+
+def flatten_views(views: Mapping[str, Any]) -> Float[Array, "N O"]:
+    """One vector for each agent, from a dict of what all of them see.
+
+    The parts stand in the order of their sorted names, those of a dict inside the dict at its name's place; each is
+    read row by row, in float32.
+
+    Args:
+      views: arrays `[N, ...]` of any kind of number, by name, or dicts of them.
+
+    Example:
+      >>> flatten_views({"pose": jnp.ones((2, 3)), "map": jnp.zeros((2, 2, 2), bool), "time": jnp.arange(2)})
+      Array([[0., 0., 0., 0., 1., 1., 1., 0.],
+             [0., 0., 0., 0., 1., 1., 1., 1.]], dtype=float32)
+    """
+    parts = [jnp.asarray(x, jnp.float32) for x in jax.tree.leaves(dict(views))]  # jax sorts the keys of dicts
+    if len({x.shape[:1] for x in parts}) != 1 or parts[0].ndim == 0:
+        raise ValueError(
+            f"views has parts of the shapes {[x.shape for x in parts]}: each needs an axis of agents first, N long."
+        )
+    return jnp.concatenate([x.reshape(x.shape[0], math.prod(x.shape[1:])) for x in parts], axis=1)
+
+
+def with_agent_ids(env: Env) -> Env:
+    """`env` with a one-hot id before each agent's features, or N constant channels before an image's.
+
+    Agents of different kinds that share one network need it to tell which of them they are. `obs.state` stays as it is.
+
+    Example:
+      >>> from jmarl import envs
+      >>> env = with_agent_ids(envs.probe("action", num_agents=3))
+      >>> env.reset(jax.random.key(0))[1].agents
+      Array([[1., 0., 0., 1.],
+             [0., 1., 0., 1.],
+             [0., 0., 1., 1.]], dtype=float32)
+    """
+    spec = env.spec
+    *image, width = spec.obs_shape
+    # The id comes first, so that it has one place for agents of all widths and `obs_sizes` still counts from the left.
+    ids = np.eye(spec.num_agents, dtype=np.float32).reshape(spec.num_agents, *(1 for _ in image), spec.num_agents)
+    ids = np.broadcast_to(ids, (spec.num_agents, *image, spec.num_agents))
+
+    def identified(obs: Observation) -> Observation:
+        views = jnp.concatenate([ids.astype(obs.agents.dtype), obs.agents], axis=-1)
+        return dataclasses.replace(obs, agents=views)
+
+    def reset(key: Array) -> tuple[Any, Observation]:
+        state, obs = env.reset(key)
+        return state, identified(obs)
+
+    def step(state: Any, action: Action, key: Array) -> tuple[Any, Observation, Outcome]:
+        state, obs, outcome = env.step(state, action, key)
+        return state, identified(obs), outcome
+
+    sizes = tuple(size + spec.num_agents for size in spec.obs_sizes)
+    spec = spec._replace(obs_shape=(*image, width + spec.num_agents), obs_sizes=sizes, has_ids=True)
+    return env._replace(reset=reset, step=step, spec=spec)

@@ -1,0 +1,113 @@
+"""Environments under jax's flags: 64 bits and strict promotion of ranks and dtypes."""
+
+import contextlib
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jmarl import envs
+from jmarl.types import Env, EnvSpec, Outcome, zero_observation
+
+
+def enable_x64():
+    if hasattr(jax, "enable_x64"):
+        return jax.enable_x64(True)
+    from jax.experimental import enable_x64  # before jax 0.8
+
+    return enable_x64(True)
+
+
+FLAGS = {
+    "x64": enable_x64,
+    "rank": lambda: jax.numpy_rank_promotion("raise"),
+    "dtype": lambda: jax.numpy_dtype_promotion("strict"),
+}
+SMALL = {"size": 4, "num_predators": 3, "num_prey": 2, "view": 3}
+ENVS = {kind: lambda kind=kind: envs.probe(kind, num_agents=2) for kind in envs.PROBES} | {
+    "matrix_game": lambda: envs.matrix_game([[1.0, 2.0], [3.0, 4.0]], num_steps=2),
+    "two_step_game": envs.two_step_game,
+    "predator_prey": lambda: envs.make("predator_prey", agent_ids=True, **SMALL),
+    "spread": lambda: envs.make("MPE_simple_spread_v3", agent_ids=True),
+    "SMAX": lambda: envs.make("SMAX", map_name="3m"),
+    "Freeway": lambda: envs.make("Freeway-MinAtar"),
+    "CartPole": lambda: envs.make("CartPole-v1"),
+}
+
+
+def rollout(env, length=3):
+    """Two episodes' first steps with an action that is legal, as numpy arrays."""
+    spec = env.spec
+
+    def step(loop, key):
+        state, obs = loop
+        # An argmax has 64 bits where jax has them.
+        action = jnp.argmax(obs.action_mask, axis=-1) if spec.is_discrete else jnp.zeros((spec.num_agents, 1))
+        state, obs, outcome = env.step(state, action, key)
+        return (state, obs), (obs, outcome)
+
+    def play(key):
+        return jax.lax.scan(step, env.reset(key), jax.random.split(key, length))
+
+    return jax.tree.map(np.asarray, jax.jit(jax.vmap(play))(jax.random.split(jax.random.key(0), 2))[1])
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_an_environment_is_the_same_under_every_flag(name):
+    usual = rollout(ENVS[name]())
+    for flag in FLAGS.values():
+        with flag():
+            flagged = rollout(envs.check_env(ENVS[name]()))
+        for a, b in zip(jax.tree.leaves(usual), jax.tree.leaves(flagged), strict=True):
+            assert a.dtype == b.dtype
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_the_flags_are_the_callers_again_afterwards():
+    with contextlib.ExitStack() as stack:
+        for flag in FLAGS.values():
+            stack.enter_context(flag())
+        envs.make("CartPole-v1").reset(jax.random.key(0))
+        assert jnp.zeros(1).dtype == jnp.float64
+        with pytest.raises(ValueError, match="rank_promotion"):
+            jnp.zeros((2, 3)) + jnp.zeros(3)
+        with pytest.raises(Exception, match="dtype_promotion"):
+            jnp.zeros(2) + jnp.zeros(2, jnp.int32)
+
+
+def drifting(reward_dtype=None, reset_dtype=None):
+    """An environment that leaves all dtypes to jax, but for those given."""
+    spec = EnvSpec(name="own", agents=("a",), obs_shape=(2,), state_shape=(2,), num_actions=2, max_steps=2)
+
+    def observe(x, dtype=None):
+        return zero_observation(spec).replace(agents=jnp.stack([x]).astype(dtype), state=x)
+
+    def reset(key):
+        x = jax.random.uniform(key, (2,))
+        return (x, jnp.int32(0)), observe(x, reset_dtype)
+
+    def step(state, action, key):
+        x, time = state
+        outcome = Outcome(reward=x[:1].astype(reward_dtype), terminated=jnp.full(1, time == 1), last=time == 1)
+        return (x, time + 1), observe(x), outcome
+
+    return Env(reset, step, spec)
+
+
+def test_an_own_environment_may_have_either_precision_under_x64_and_keeps_it():
+    envs.check_env(drifting(), play=True)
+    with pytest.raises(TypeError, match="step returns reward as float16; it must be float32"):
+        envs.check_env(drifting("float16"))
+    with enable_x64():
+        envs.check_env(drifting(), play=True)
+        envs.check_env(drifting("float32"), play=True)
+        with pytest.raises(TypeError, match=r"obs.agents is float32\[1, 2\] after reset and float64\[1, 2\] after"):
+            envs.check_env(drifting(reset_dtype="float32"))
+
+
+def test_a_spec_is_pickled_and_prints_its_fields():
+    spec = envs.make("MPE_simple_spread_v3", action_type="Continuous").spec
+    assert pickle.loads(pickle.dumps(spec)) == spec
+    assert "obs_shape=(18,)" in repr(spec) and "max_steps=26" in repr(spec)
