@@ -58,11 +58,11 @@ def uniform(capacity: int, batch_size: int, sequence_length: int = 1) -> Buffer:
       batch_size: M, sequences in a sample.
       sequence_length: L, steps of a sequence; whole episodes if it is the longest one's length.
 
-    >>> from jmarl import QConfig, envs, off_policy, vdn
+    >>> from jmarl import VDNConfig, envs, off_policy, vdn
     >>> replay = uniform(capacity=64, batch_size=8)
     >>> env = envs.matrix_game([[1.0, 0.0], [0.0, 0.0]])
     >>> loop = off_policy(env, vdn, buffer=replay, num_envs=4, rollout_length=1, warmup_steps=16)
-    >>> run = jax.jit(loop.init)(jax.random.key(0), QConfig(hidden_sizes=(8,)))
+    >>> run = jax.jit(loop.init)(jax.random.key(0), VDNConfig(hidden_sizes=(8,)))
     >>> int(run.buffer.count), replay.sample(run.buffer, jax.random.key(1)).steps.action.shape
     (16, (1, 8, 2))
     """
