@@ -10,6 +10,7 @@ import pytest
 
 from jmarl import envs
 from jmarl.envs import gymnax_adapter
+from jmarl.networks import heads
 
 NUM_ENVS = 3
 
