@@ -3,7 +3,6 @@
 import functools
 
 import chex
-import distrax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 
 from jmarl import envs
 from jmarl.envs import gymnax_adapter
+from jmarl.networks import heads
 
 NUM_ENVS = 3
 
@@ -396,7 +396,7 @@ def test_smax_takes_a_scenario_object():
 def test_smax_against_a_learned_policy():
     class Uniform:
         def apply(self, params, obs):
-            return distrax.Categorical(logits=jnp.zeros((obs.shape[0], 8)) + params), None
+            return heads.categorical(jnp.zeros((obs.shape[0], 8)) + params), None
 
     env = envs.check_env(envs.make("LearnedPolicyEnemySMAX", map_name="3m", policy=Uniform(), params=jnp.zeros(())))
     assert env.spec.num_agents == 3

@@ -255,11 +255,10 @@ def training(
     """`Learner.init`, and `Learner.update` with its noise given: `(state, batch, next actions' noise, noise)`."""
     options = {"nets": nets, "cfg": cfg}
     critic_rate = optim.learning_rate(cfg, start=cfg.critic_learning_rate)
-    alpha_rate = optim.learning_rate(cfg, start=cfg.alpha_learning_rate)
     optimizers = {
         "actor": parts.optimizer(cfg, optim.learning_rate(cfg)),
         "critic": parts.optimizer(cfg, critic_rate),
-        "log_alpha": optim.optimizer(alpha_rate, eps=1e-8),
+        "log_alpha": optim.optimizer(optim.learning_rate(cfg, start=cfg.alpha_learning_rate), eps=1e-8),
     }
     slow = ("actor", "critic") if cfg.target_actor else ("critic",)
 
