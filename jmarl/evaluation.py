@@ -30,7 +30,8 @@ def evaluate(
       env: the environment.
       learner: plays with its `greedy` policy.
       state: what it has learnt, a `TrainState`, or that of `teams`; not changed. Where its parameters are not finite,
-        every metric is NaN: the greedy action of NaN is action 0, which may score well.
+        every metric is NaN: the greedy action of NaN is action 0, which may score well. With a leading axis of seeds, as
+        `jmarl.run` returns it, each seed plays its own episodes, and metrics have that axis, too.
       key: source of start states and of the environment's chance.
       num_episodes: episodes, all of them counted.
       max_steps: of an episode; by default `env.spec.max_steps`. What an episode that is cut off earned counts, and
@@ -41,6 +42,12 @@ def evaluate(
       agent, "eval/episode_length", and the environment's own info, such as "eval/won", named as by `info_metrics`.
     """
     key = keys.as_key(key)
+    if isinstance(state, TrainState) and state.step.ndim == 1:
+
+        def play(state, key):
+            return evaluate(env, learner, state, key, num_episodes=num_episodes, max_steps=max_steps)
+
+        return jax.vmap(play)(state, jax.random.split(key, len(state.step)))
     if num_episodes < 1:
         raise ValueError(f"num_episodes={num_episodes} must be at least 1.")
     max_steps = env.spec.max_steps if max_steps is None else max_steps

@@ -45,8 +45,10 @@ def schedule(
     [1.0, 0.5, 0.0, 0.0]
     """
 
+    end_count = float(total_steps) if isinstance(total_steps, int) else total_steps  # beyond 2^31, too
+
     def progress(count: Numeric) -> Array:
-        return jnp.clip(count / jnp.maximum(total_steps, 1), 0.0, 1.0)
+        return jnp.clip(count / jnp.maximum(end_count, 1.0), 0.0, 1.0)
 
     def constant(count: Numeric) -> Array:
         return jnp.asarray(start, float)

@@ -28,7 +28,17 @@ from jmarl.types import (
     Transition,
 )
 
-__all__ = ["make_train", "off_policy", "on_policy", "rollout", "start", "sweep", "where_last"]
+__all__ = [
+    "init_state",
+    "make_train",
+    "off_policy",
+    "on_policy",
+    "rollout",
+    "start",
+    "sweep",
+    "where_last",
+    "with_horizon",
+]
 
 # ------------------------------------------------------------------------------------------------------ rollouts
 

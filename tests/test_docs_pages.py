@@ -41,3 +41,11 @@ def test_add_an_environment():
     assert ends_on_the_last_step(names["adapted"], 2) == (True, [False, False])
     assert ends_on_the_last_step(names["exact"], 2) == (True, [True, True])
     assert ends_on_the_last_step(names["exact"], 0) == (True, [False, False])
+
+
+def test_add_an_algorithm():
+    run_page("add_an_algorithm.md")  # with the tests that it shows
+
+
+def test_design():
+    run_page("design.md")

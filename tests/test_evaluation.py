@@ -214,3 +214,16 @@ def test_older_keys_play_the_same_episodes():
 def test_examples_in_docstrings_run():
     failed, attempted = doctest.testmod(evaluation)
     assert attempted and not failed
+
+
+def test_states_of_several_seeds_play_side_by_side():
+    loop = jmarl.on_policy(envs.probe("action"), jmarl.ippo, num_envs=4, rollout_length=4)
+    cfg = jmarl.PPOConfig(hidden_sizes=(4,))
+    run = jmarl.run(loop, jax.random.key(0), cfg, num_iterations=2, num_seeds=3)
+    learner = jmarl.ippo(loop.env.spec, cfg)
+    key = jax.random.key(1)
+    together = jmarl.evaluate(loop.env, learner, run.train_state, key, num_episodes=4)
+    for seed, own_key in enumerate(jax.random.split(key, 3)):
+        state = jmarl.checkpoint.take_seed(run.train_state, seed)
+        alone = jmarl.evaluate(loop.env, learner, state, own_key, num_episodes=4)
+        assert {name: float(x[seed]) for name, x in together.items()} == {name: float(x) for name, x in alone.items()}

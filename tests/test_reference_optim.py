@@ -10,6 +10,7 @@ import pytest
 from reference_data import assert_close, load, matching, tree
 
 from jmarl import optim
+from jmarl.learners import replay
 
 Z = load("optim")
 VARIANTS = sorted({groups[0] for groups, _ in matching(Z, r"out/((?:adam|rmsprop|sgd).*)/step\d+/.*")})
@@ -68,10 +69,12 @@ def test_linear_schedule(dtype):
         assert_close(jnp.stack([rate(count) for count in range(len(expected))]), expected, dtype)
 
 
-def test_soft_update_is_optax_incremental_update(dtype):
+def test_soft_updates_of_target_networks(dtype):
     for (tau,), expected in matching(Z, r"out/soft_update_tau=(.*)"):
-        online, target = jnp.asarray(Z["param/w"]), jnp.asarray(Z["in/target_w"])
-        assert_close(optax.incremental_update(online, target, float(tau)), expected, dtype, "parameter")
+        online, target = {"w": jnp.asarray(Z["param/w"])}, {"w": jnp.asarray(Z["in/target_w"])}
+        for step, after in ((2, {"w": expected}), (3, target)):  # at every second step
+            moved = jax.jit(replay.update_target, static_argnums=3)(target, online, step, 2, float(tau))
+            assert_close(moved, after, dtype, "parameter")
 
 
 def test_clipping_by_global_norm(dtype):

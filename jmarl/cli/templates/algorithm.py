@@ -1,98 +1,80 @@
-"""OwnAlgorithm: say in a sentence what it does, and after which paper. As it stands, it is REINFORCE for each agent.
+"""OwnAlgorithm: say in a sentence what it does, and after which paper. As it stands, it is REINFORCE for each agent:
+
+    L(θ) = mean( -(G - mean G) log π_θ(a|o) ),   G_t = r_t + γ G_{t+1}.
 
 jmarl train own_algorithm.py:own_algorithm --env MPE_simple_spread_v3
 """
 
-import flax.linen as nn
-import jax
 import jax.numpy as jnp
-import optax
-from flax import struct
 from jax import Array
 
-from jmarl.types import (
-    EnvSpec,
-    Learner,
-    Metrics,
-    Numeric,
-    Observation,
-    Params,
-    TrainState,
-    Trajectory,
-    static,
-    zero_observation,
-)
+from jmarl import configs, losses, masks, networks, optim
+from jmarl.learners import checks, parts
+from jmarl.networks import actor_critic, heads
+from jmarl.types import EnvSpec, Learner, Metrics, Network, Numeric, Params, TrainState, Trajectory
 
 
-@struct.dataclass(kw_only=True)
-class OwnAlgorithmConfig:
+@configs.config
+class OwnAlgorithmConfig(configs.OptimizerConfig, configs.NetworkConfig):
     """Hyperparameters. Each is an option of `jmarl train`, with the comment behind it as its help."""
 
-    learning_rate: Numeric = 1e-2  # Adam step size
+    learning_rate: Numeric = 1e-2
     gamma: Numeric = 0.99  # discount of future rewards
-    hidden_sizes: tuple[int, ...] = static((32,))  # layers of the policy
 
 
-class Policy(nn.Module):
-    """Views `[.., N, O]` to logits `[.., N, A]`: all agents share its parameters."""
-
-    hidden_sizes: tuple[int, ...]
-    num_actions: int
-
-    @nn.compact
-    def __call__(self, obs: Observation) -> Array:
-        x = obs.agents
-        for size in self.hidden_sizes:
-            x = nn.tanh(nn.Dense(size)(x))
-        logits = nn.Dense(self.num_actions)(x)
-        # Finite, not -inf, which would make gradients NaN.
-        return jnp.where(obs.action_mask, logits, jnp.finfo(logits.dtype).min)
+def own_targets(batch: Trajectory, *, cfg: OwnAlgorithmConfig) -> Array:
+    """Returns G of each agent `[T, B, N]`, within an episode and as far as the rollout goes."""
+    steps = batch.steps
+    last = jnp.broadcast_to(steps.last[..., None], steps.reward.shape)
+    discount = jnp.asarray(cfg.gamma * (1.0 - steps.terminated))
+    return losses.lambda_returns(steps.reward, discount, jnp.zeros_like(steps.reward), last, 1.0)
 
 
-def own_algorithm(spec: EnvSpec, cfg: OwnAlgorithmConfig) -> Learner:
+def own_loss(
+    params: Params, batch: Trajectory, targets: Array, *, nets: Network, cfg: OwnAlgorithmConfig
+) -> tuple[Array, Metrics]:
+    """The policy gradient, averaged over the agents that act."""
+    steps, acting = batch.steps, masks.acting(batch)
+    _, logits = nets.apply(params, batch.carry, steps.obs, steps.first)
+    policy = heads.categorical(logits, steps.obs.action_mask)
+    advantage = losses.masked_normalize(targets, acting > 0)
+    loss = parts.mean_loss(losses.policy_gradient_loss(policy.log_prob(steps.action), advantage), acting, cfg.sharing)
+    return loss, {"loss/policy": loss, "policy/entropy": parts.mean_loss(policy.entropy(), acting)}
+
+
+def own_algorithm(spec: EnvSpec, cfg: OwnAlgorithmConfig, nets: Network | None = None, *, loss=own_loss) -> Learner:
     """A learner of this environment: five pure functions, built inside the trace, so that `cfg` may hold tracers."""
-    if spec.num_actions is None:
-        raise ValueError(f"own_algorithm chooses among actions, but those of {spec.name} are continuous.")
-    policy = Policy(cfg.hidden_sizes, spec.num_actions)
-    optimiser = optax.adam(cfg.learning_rate)
+    checks.validate(cfg, OwnAlgorithmConfig, spec)
+    checks.require_discrete(spec, "own_algorithm chooses among finitely many actions")
+    nets = parts.choose_nets(nets, default_nets, spec, cfg)
+    step, learning_rate = networks.one_step(nets), optim.learning_rate(cfg)
+    optimizer = parts.optimizer(cfg, learning_rate)
 
-    def init(key: Array) -> TrainState:
-        params = policy.init(key, zero_observation(spec))
-        return TrainState(params=params, opt_state=optimiser.init(params), step=jnp.int32(0), env_steps=jnp.int32(0))
+    def init(key):
+        params = nets.init(key)
+        return TrainState(params=params, opt_state=optimizer.init(params), step=jnp.int32(0))
 
-    def init_carry(batch_shape: tuple[int, ...]) -> tuple[()]:
-        return ()  # the policy remembers nothing
+    def act(state, carry, obs, first, key):
+        carry, logits = step(state.params, carry, obs, first)
+        return heads.categorical(logits, obs.action_mask).sample(seed=key), carry, {}
 
-    def act(state: TrainState, carry: tuple[()], obs: Observation, first: Array, key: Array):
-        return jax.random.categorical(key, policy.apply(state.params, obs)), carry, {}
+    def greedy(state, carry, obs, first):
+        carry, logits = step(state.params, carry, obs, first)
+        return heads.categorical(logits, obs.action_mask).mode(), carry
 
-    def greedy(state: TrainState, carry: tuple[()], obs: Observation, first: Array):
-        return jnp.argmax(policy.apply(state.params, obs), axis=-1).astype(jnp.int32), carry
+    def update(state, batch, key):
+        batch = masks.readable_batch(batch)
+        targets = own_targets(batch, cfg=cfg)
+        params, opt_state, metrics, norm = parts.improve(
+            optimizer, lambda params: loss(params, batch, targets, nets=nets, cfg=cfg), state.params, state.opt_state
+        )
+        metrics = {**metrics, "loss/grad_norm": norm, "learning_rate": parts.as_metric(learning_rate(state.step + 1))}
+        return state.replace(params=params, opt_state=opt_state, step=state.step + 1), metrics
 
-    def loss(params: Params, batch: Trajectory) -> Array:
-        steps = batch.steps
-        log_probs = jax.nn.log_softmax(policy.apply(params, steps.obs))
-        log_prob = jnp.take_along_axis(log_probs, steps.action[..., None], axis=-1)[..., 0]
-        target = returns(steps.reward, steps.last, cfg.gamma)
-        alive = steps.obs.agent_mask  # who is dead or absent does not count
-        baseline = jnp.sum(target * alive) / jnp.maximum(jnp.sum(alive), 1)
-        return -jnp.sum(log_prob * (target - baseline) * alive) / jnp.maximum(jnp.sum(alive), 1)
-
-    def update(state: TrainState, batch: Trajectory, key: Array) -> tuple[TrainState, Metrics]:
-        value, gradient = jax.value_and_grad(loss)(state.params, batch)
-        change, opt_state = optimiser.update(gradient, state.opt_state)
-        params = optax.apply_updates(state.params, change)
-        return state.replace(params=params, opt_state=opt_state, step=state.step + 1), {"loss/policy": value}
-
-    return Learner(init, init_carry, act, greedy, update, learns_from="rollouts")
+    return Learner(init, nets.init_carry, act, greedy, update, learns_from="rollouts")
 
 
-def returns(reward: Array, last: Array, gamma: Numeric) -> Array:
-    """G_t = r_t + γ G_{t+1} of each agent `[T, B, N]`, within an episode and as far as the rollout goes."""
-
-    def step(later: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
-        reward, last = now
-        total = reward + gamma * jnp.where(last[..., None], 0.0, later)
-        return total, total
-
-    return jax.lax.scan(step, jnp.zeros_like(reward[0]), (reward, last), reverse=True)[1]
+def default_nets(spec: EnvSpec, cfg: OwnAlgorithmConfig) -> Network:
+    """The policy that `cfg` describes: from each agent's view to logits."""
+    model, head = actor_critic.from_config(cfg)
+    return actor_critic.of_own_view(spec, lambda size: (head(size, scale=0.01),), model, cfg.sharing)

@@ -3,14 +3,14 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from own_algorithm import OwnAlgorithmConfig, own_algorithm, returns
+from own_algorithm import OwnAlgorithmConfig, own_algorithm, own_targets
 
 import jmarl
 
 
 def test_it_learns_a_matrix_game():
     env = jmarl.envs.matrix_game([[1.0, 0.0], [0.0, 0.5]])
-    cfg = OwnAlgorithmConfig()
+    cfg = OwnAlgorithmConfig(hidden_sizes=(16,))
     loop = jmarl.on_policy(env, own_algorithm, num_envs=32, rollout_length=8)
     run, _ = jax.jit(jmarl.make_train(loop, 100))(jax.random.key(0), cfg)
     metrics = jmarl.evaluate(env, own_algorithm(env.spec, cfg), run.train_state, jax.random.key(1), num_episodes=2)
@@ -18,6 +18,9 @@ def test_it_learns_a_matrix_game():
 
 
 def test_returns_by_hand():
-    reward = jnp.array([1.0, 2.0, 4.0]).reshape(3, 1, 1)
-    last = jnp.array([False, True, False]).reshape(3, 1)
-    np.testing.assert_allclose(returns(reward, last, 0.5).ravel(), [2.0, 2.0, 4.0])
+    env, cfg = jmarl.envs.probe("time_limit", num_steps=2), OwnAlgorithmConfig(gamma=0.5, hidden_sizes=(4,))
+    learner = own_algorithm(env.spec, cfg)
+    run = jmarl.training.start(env, learner, jax.random.key(0), num_envs=1)
+    _, batch, _ = jmarl.rollout(env, learner, run, length=3)
+    steps = batch.steps.replace(reward=jnp.array([1.0, 2.0, 4.0]).reshape(3, 1, 1))
+    np.testing.assert_allclose(own_targets(batch.replace(steps=steps), cfg=cfg).ravel(), [2.0, 2.0, 4.0])
