@@ -216,9 +216,9 @@ def _add(state: Replay, rollout: Trajectory) -> Replay:
         """The number of the sequence and the position in it of one step in each environment."""
         number, position, count = writing
         begins = first | (position == sequence_length)
-        number = jnp.where(begins, count + jnp.cumsum(begins) - 1, number)
+        number = jnp.where(begins, count + jnp.cumsum(begins, dtype=jnp.int32) - 1, number)
         position = jnp.where(begins, 0, position)
-        return (number, position + 1, count + jnp.sum(begins)), (number, position)
+        return (number, position + 1, count + jnp.sum(begins, dtype=jnp.int32)), (number, position)
 
     writing, (number, position) = jax.lax.scan(place, (state.open, state.position, state.count), steps.first)
     open_, next_position, count = writing

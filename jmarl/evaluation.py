@@ -9,12 +9,14 @@ import numpy as np
 from jaxtyping import Array, Bool, PRNGKeyArray
 
 from jmarl import keys, masks, metrics
+from jmarl.envs.flags import usual_promotion
 from jmarl.types import Env, Learner, Metrics, TrainState
 
 # The first parts of names that jmarl itself measures, or keeps for those that clash with them.
 _MEASURED = ("return_sum", "return_mean", "return", "episode_length", "info")
 
 
+@usual_promotion
 def evaluate(
     env: Env,
     learner: Learner,
@@ -30,8 +32,8 @@ def evaluate(
       env: the environment.
       learner: plays with its `greedy` policy.
       state: what it has learnt, a `TrainState`, or that of `teams`; not changed. Where its parameters are not finite,
-        every metric is NaN: the greedy action of NaN is action 0, which may score well. With a leading axis of seeds, as
-        `jmarl.run` returns it, each seed plays its own episodes, and metrics have that axis, too.
+        every metric is NaN: the greedy action of NaN is action 0, which may score well. With a leading axis of seeds,
+        as `jmarl.run` returns it, each seed plays its own episodes, and metrics have that axis, too.
       key: source of start states and of the environment's chance.
       num_episodes: episodes, all of them counted.
       max_steps: of an episode; by default `env.spec.max_steps`. What an episode that is cut off earned counts, and
@@ -178,8 +180,9 @@ def teams(learners: Sequence[Learner], members: Sequence[Sequence[int]]) -> Lear
 
     def act(state, carry, obs, first, key):
         each = zip(learners, state, carry, jax.random.split(key, len(learners)), strict=True)
-        actions, carry, extras = zip(*[learner.act(s, c, obs, first, k) for learner, s, c, k in each], strict=True)
-        return choose(actions), carry, extras
+        actions, carry, told = zip(*[learner.act(s, c, obs, first, k) for learner, s, c, k in each], strict=True)
+        measured = {f"{i}/{name}": x for i, by_name in enumerate(told) for name, x in by_name.items()}
+        return choose(actions), carry, measured
 
     def greedy(state, carry, obs, first):
         each = zip(learners, state, carry, strict=True)

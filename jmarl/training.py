@@ -12,6 +12,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jmarl import configs, evaluation, exploration, keys, masks, metrics, parallel
 from jmarl.deprecation import renamed_arguments
+from jmarl.envs.flags import usual_promotion
 from jmarl.learners import checks
 from jmarl.types import (
     Algorithm,
@@ -21,7 +22,6 @@ from jmarl.types import (
     Learner,
     Loop,
     Metrics,
-    Observation,
     RunState,
     TrainState,
     Trajectory,
@@ -43,6 +43,7 @@ __all__ = [
 # ------------------------------------------------------------------------------------------------------ rollouts
 
 
+@usual_promotion
 def start(env: Env, learner: Learner, key: PRNGKeyArray, *, num_envs: int) -> RunState:
     """A run before its first step: a fresh learner in `num_envs` fresh environments, and a count of their steps."""
     key, key_learner, key_env = jax.random.split(keys.as_key(key), 3)
@@ -67,6 +68,7 @@ def init_state(learner: Learner, key: PRNGKeyArray) -> TrainState:
     return learner.init(keys.as_key(key)).replace(env_steps=jnp.int32(0))
 
 
+@usual_promotion
 def rollout(
     env: Env, learner: Learner, run: RunState, *, length: int, num_resets: int | None = None
 ) -> tuple[RunState, Trajectory, Metrics]:
@@ -110,7 +112,6 @@ def rollout(
         next_env_state, next_obs, outcome = jax.vmap(env.step)(env_state, action, keys_env)
         counts = obs.agent_mask | ~is_over
         is_over = masks.over(is_over, obs.agent_mask, outcome.terminated) & ~outcome.last[:, None]
-        faults = _faults(obs, outcome.reward, counts)
         next_obs = masks.readable(next_obs)
         transition = Transition(
             obs=obs,
@@ -125,10 +126,10 @@ def rollout(
         )
         env_state, obs = where_last(outcome.last, fresh(num_ended), (next_env_state, next_obs))
         state = env_state, obs, outcome.last, next_carry, is_over, num_ended + outcome.last
-        return state, (transition, counts, outcome.info, faults)
+        return state, (transition, counts, outcome.info)
 
     state = run.env_state, run.obs, run.first, run.carry, run.episodes.is_over, jnp.zeros(num_envs, jnp.int32)
-    state, (steps, counts, info, faults) = jax.lax.scan(step, state, keys_of_steps)
+    state, (steps, counts, info) = jax.lax.scan(step, state, keys_of_steps)
     env_state, obs, first, carry, is_over, _ = state
     returns, steps_so_far, measured = _count_episodes(run.episodes, steps.reward, steps.last, info)
     trajectory = Trajectory(steps=steps, carry=run.carry, next_carry=carry, weight=counts)
@@ -143,15 +144,16 @@ def rollout(
         episodes=EpisodeStats(returns=returns, length=steps_so_far, is_over=is_over),
         key=key[0],
     )
-    return run, trajectory, {**measured, **jax.tree.map(jnp.sum, faults)}
+    return run, trajectory, {**measured, **_faults(steps, counts)}
 
 
-def _faults(obs: Observation, reward: Array, counts: Array) -> Metrics:
+def _faults(steps: Transition, counts: Array) -> Metrics:
     """How many rewards that count, and views of those who act, are no numbers: an environment's fault."""
-    seen = jnp.isfinite(obs.agents.reshape(*obs.agent_mask.shape, -1)).all(-1)
+    acts, views = steps.obs.agent_mask, steps.obs.agents
+    is_seen = jnp.isfinite(views).all(tuple(range(acts.ndim, views.ndim)))
     return {
-        "env/nonfinite_rewards": jnp.sum(counts & ~jnp.isfinite(reward), dtype=jnp.float32),
-        "env/nonfinite_views": jnp.sum(obs.agent_mask & ~seen, dtype=jnp.float32),
+        "env/nonfinite_rewards": jnp.sum(counts & ~jnp.isfinite(steps.reward), dtype=jnp.float32),
+        "env/nonfinite_views": jnp.sum(acts & ~is_seen, dtype=jnp.float32),
     }
 
 
@@ -182,7 +184,7 @@ def _count_episodes(
     total = jnp.where(finished[:, None], episodes.returns, 0) + jnp.sum(jnp.where(of_finished, reward, 0), axis=0)
     returns = jnp.where(finished[:, None], 0, episodes.returns) + jnp.sum(jnp.where(of_finished, 0, reward), axis=0)
     length = episodes.length + len(reward)
-    total_length = jnp.where(finished, episodes.length, 0) + jnp.sum(over, axis=0)
+    total_length = jnp.where(finished, episodes.length, 0) + jnp.sum(over, axis=0, dtype=jnp.int32)
 
     num = jnp.sum(last)
     measured = {
@@ -214,12 +216,14 @@ def on_policy(
     """
     require_positive(num_envs=num_envs, rollout_length=rollout_length)
 
+    @usual_promotion
     def init(key, cfg):
         learner = algorithm(env.spec, cfg)
         if learner.learns_from == "replay":
             raise ValueError(f"{_name(algorithm)} learns from replay: run it with off_policy and a buffer.")
         return start(env, learner, key, num_envs=num_envs)
 
+    @usual_promotion
     def step(run, cfg):
         learner = algorithm(env.spec, cfg)
         run, batch, acting = rollout(env, learner, run, length=rollout_length, num_resets=num_resets)
@@ -267,6 +271,7 @@ def off_policy(
         run, trajectory, _ = act(learner, run)
         return dataclasses.replace(run, buffer=buffer.add(run.buffer, trajectory))
 
+    @usual_promotion
     def init(key, cfg):
         learner = algorithm(env.spec, cfg)
         if learner.learns_from == "rollouts":
@@ -278,6 +283,7 @@ def off_policy(
         num_rounds = math.ceil(warmup_steps / steps_per_round)
         return jax.lax.fori_loop(0, num_rounds, lambda _, run: collect(learner, run), run)
 
+    @usual_promotion
     def step(run, cfg):
         learner = algorithm(env.spec, cfg)
         run, trajectory, acting = act(learner, run)

@@ -1,4 +1,4 @@
-"""Environments are traced under the flags of jax that they were written for."""
+"""Environments and loops are traced under the flags of jax that they were written for."""
 
 import functools
 from collections.abc import Callable
@@ -20,6 +20,17 @@ def usual_flags(function: Callable) -> Callable:
         home = jax if hasattr(jax, "enable_x64") else jax.experimental  # before jax 0.8
         enable_x64 = home.enable_x64  # type: ignore[attr-defined]
         with enable_x64(False), jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+            return function(*args, **kwargs)
+
+    return wrapper
+
+
+def usual_promotion(function: Callable) -> Callable:
+    """`function` with jax's usual promotion of ranks and dtypes: a decorator. Strict flags are about a user's code."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
             return function(*args, **kwargs)
 
     return wrapper

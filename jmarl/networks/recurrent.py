@@ -88,7 +88,9 @@ def _gru_backward(saved, d_out):
     d_h0, d_next = jax.lax.scan(step, jnp.zeros_like(h0), (d_out, first, z, to_r, to_z, to_h_n), reverse=True)
     d_r, d_z, d_n, d_h_n = d_next * to_r, d_next * to_z, d_next * to_n, d_next * to_h_n
     d_kernel = jnp.einsum("lrh,lrg->hg", h, jnp.concatenate([d_r, d_z, d_h_n], axis=-1))
-    return d_kernel, jnp.sum(d_h_n, axis=(0, 1)), jnp.concatenate([d_r, d_z, d_n], axis=-1), d_h0, None
+    gradients = d_kernel, jnp.sum(d_h_n, axis=(0, 1)), jnp.concatenate([d_r, d_z, d_n], axis=-1), d_h0
+    given = kernel, bias_n, gates_x, h0
+    return *[x.astype(like.dtype) for x, like in zip(gradients, given, strict=True)], None
 
 
 gru_scan.defvjp(_gru_forward, _gru_backward)
@@ -105,8 +107,10 @@ class GRU(nn.Module):
         bias_x = self.param("input_bias", zeros_init(), (3 * self.size,))
         kernel_h = self.param("hidden_kernel", _orthogonal_gates(3), (self.size, 3 * self.size))
         bias_n = self.param("candidate_bias", zeros_init(), (self.size,))
-        out = gru_scan(kernel_h, bias_n, x @ kernel_x + bias_x, carry, first)
-        return out[-1], out
+        gates_x = x @ kernel_x + bias_x
+        # In the precision of the input, whatever that of the memory: they may differ where jax has 64 bits.
+        out = gru_scan(kernel_h, bias_n, gates_x, carry.astype(gates_x.dtype), first)
+        return out[-1].astype(carry.dtype), out
 
     @staticmethod
     def init_carry(batch_shape: tuple[int, ...], size: int) -> Carry:
@@ -136,7 +140,10 @@ class LSTM(nn.Module):
             h = jax.nn.sigmoid(o) * jnp.tanh(c)
             return (c, h), h
 
-        return jax.lax.scan(step, carry, (*jnp.split(x @ kernel_x + bias, 4, axis=-1), first))
+        gates_x = jnp.split(x @ kernel_x + bias, 4, axis=-1)
+        inner = jax.tree.map(lambda c: c.astype(gates_x[0].dtype), carry)
+        inner, out = jax.lax.scan(step, inner, (*gates_x, first))
+        return jax.tree.map(lambda c, old: c.astype(old.dtype), inner, carry), out
 
     @staticmethod
     def init_carry(batch_shape: tuple[int, ...], size: int) -> Carry:
