@@ -69,4 +69,4 @@ __all__ = [
     "types",
     "use_cores",
 ]
-__all__ += _learners
+__all__ = sorted([*__all__, *_learners])

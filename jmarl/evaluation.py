@@ -46,10 +46,10 @@ def evaluate(
     key = keys.as_key(key)
     if isinstance(state, TrainState) and state.step.ndim == 1:
 
-        def play(state, key):
+        def of_one_seed(state, key):
             return evaluate(env, learner, state, key, num_episodes=num_episodes, max_steps=max_steps)
 
-        return jax.vmap(play)(state, jax.random.split(key, len(state.step)))
+        return jax.vmap(of_one_seed)(state, jax.random.split(key, len(state.step)))
     if num_episodes < 1:
         raise ValueError(f"num_episodes={num_episodes} must be at least 1.")
     max_steps = env.spec.max_steps if max_steps is None else max_steps

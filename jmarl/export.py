@@ -286,7 +286,10 @@ def _completed(tree: Any, arrays: Mapping[str, Any], num: Any = None) -> Any:
 
 def _one_seed(learner: Learner, state: Any, seed: int | None) -> Any:
     """The state of one seed, after every leaf was found to be as the learner makes it."""
-    wanted = _by_name(jax.eval_shape(learner.init, jax.random.key(0)))
+    example = jax.eval_shape(learner.init, jax.random.key(0))
+    if getattr(state, "env_steps", None) is not None:  # somebody counted since
+        example = example.replace(env_steps=jax.ShapeDtypeStruct((), jnp.int32))
+    wanted = _by_name(example)
     num_seeds = {len(x) for name, x in _by_name(state).items() if name in wanted and x.ndim == wanted[name].ndim + 1}
     if len(num_seeds) == 1:
         num = num_seeds.pop()

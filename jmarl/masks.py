@@ -8,6 +8,7 @@ is. Once its return has ended, and until it acts again, its steps count for noth
 import dataclasses
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
@@ -17,19 +18,40 @@ __all__ = ["acting", "counting", "over", "readable", "readable_batch", "speaking
 
 
 def over(
-    is_over: Bool[Array, "*batch N"], acts: Bool[Array, "*batch N"], terminated: Bool[Array, "*batch N"]
-) -> Bool[Array, "*batch N"]:
-    """Whose return has ended after a step, and who has not acted since.
+    is_over: Bool[Array, "B N"],
+    acts: Bool[Array, "T B N"],
+    terminated: Bool[Array, "T B N"],
+    first: Bool[Array, "T B"],
+    last: Bool[Array, "T B"],
+) -> tuple[Bool[Array, "T B N"], Bool[Array, "B N"]]:
+    """Whose return has ended before each step of a rollout, and who has not acted since; and the same after the last.
+
+    Without a scan: each of its steps would cost more than all of this.
 
     Args:
-      is_over: the same before the step.
-      acts: who acted in it.
-      terminated: whose return ended with it.
+      is_over: the same before the first step.
+      acts: who acts.
+      terminated: whose return ends with the step.
+      first, last: where episodes begin and end.
 
-    >>> over(jnp.array([True, True, False]), jnp.array([True, False, False]), jnp.array([False, False, True])).tolist()
-    [False, True, True]
+    >>> acts, ends = (jnp.array(x, bool).reshape(4, 1, 1) for x in ([1, 0, 0, 1], [1, 0, 0, 0]))
+    >>> nowhere = jnp.zeros((4, 1), bool)
+    >>> before, _ = over(jnp.zeros((1, 1), bool), acts, ends, nowhere, nowhere)
+    >>> before.ravel().tolist()  # it is gone after its end, and back in the fourth step
+    [False, True, True, True]
     """
-    return terminated | (is_over & ~acts)
+    # The latest time of each event, at or before a step; -1 is before the rollout, -2 never.
+    time = jnp.arange(len(first), dtype=jnp.int32).reshape(-1, 1, 1)
+    before = jnp.where(is_over, -1, -2).astype(jnp.int32)
+    ended = jnp.maximum(jax.lax.cummax(jnp.where(terminated, time, -2), axis=0), before)
+    acted = jax.lax.cummax(jnp.where(acts, time, -2), axis=0)
+    began = jax.lax.cummax(jnp.where(first[..., None], time, -1), axis=0)
+
+    def earlier(x: Array, start: Array) -> Array:
+        return jnp.concatenate([start[None], x[:-1]])
+
+    is_over = earlier(ended, before) >= jnp.maximum(earlier(acted, jnp.full_like(acted[0], -2)), began)
+    return is_over, (terminated[-1] | (is_over[-1] & ~acts[-1])) & ~last[-1][:, None]
 
 
 def weight(batch: Trajectory) -> Float[Array, "L M N"]:

@@ -106,31 +106,32 @@ def rollout(
         return jax.tree.map(lambda x: x.at[index].get(mode="promise_in_bounds"), starts)
 
     def step(state, keys_of_step):
-        env_state, obs, first, carry, is_over, num_ended = state
+        env_state, obs, first, carry, num_ended = state
         key_act, keys_env = keys_of_step
         action, next_carry, measured = learner.act(run.train_state, carry, obs, first, key_act)
         next_env_state, next_obs, outcome = jax.vmap(env.step)(env_state, action, keys_env)
-        counts = obs.agent_mask | ~is_over
-        is_over = masks.over(is_over, obs.agent_mask, outcome.terminated) & ~outcome.last[:, None]
         next_obs = masks.readable(next_obs)
         transition = Transition(
             obs=obs,
             carry=carry,
             first=first,
             action=action,
-            reward=jnp.where(counts | jnp.isfinite(outcome.reward), outcome.reward, 0.0),
+            reward=outcome.reward,
             terminated=outcome.terminated,
             last=outcome.last,
             next_obs=next_obs,
             measured=measured,
         )
         env_state, obs = where_last(outcome.last, fresh(num_ended), (next_env_state, next_obs))
-        state = env_state, obs, outcome.last, next_carry, is_over, num_ended + outcome.last
-        return state, (transition, counts, outcome.info)
+        return (env_state, obs, outcome.last, next_carry, num_ended + outcome.last), (transition, outcome.info)
 
-    state = run.env_state, run.obs, run.first, run.carry, run.episodes.is_over, jnp.zeros(num_envs, jnp.int32)
-    state, (steps, counts, info) = jax.lax.scan(step, state, keys_of_steps)
-    env_state, obs, first, carry, is_over, _ = state
+    state = run.env_state, run.obs, run.first, run.carry, jnp.zeros(num_envs, jnp.int32)
+    (env_state, obs, first, carry, _), (steps, info) = jax.lax.scan(step, state, keys_of_steps)
+    acts = steps.obs.agent_mask
+    was_over, is_over = masks.over(run.episodes.is_over, acts, steps.terminated, steps.first, steps.last)
+    counts = acts | ~was_over
+    reward = jnp.where(counts | jnp.isfinite(steps.reward), steps.reward, 0.0)
+    steps = dataclasses.replace(steps, reward=reward)
     returns, steps_so_far, measured = _count_episodes(run.episodes, steps.reward, steps.last, info)
     trajectory = Trajectory(steps=steps, carry=run.carry, next_carry=carry, weight=counts)
     env_steps = _count_on(exploration.count(run.train_state), length * num_envs)

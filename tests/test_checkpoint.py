@@ -202,7 +202,7 @@ def test_a_score_is_beaten_only_by_a_higher_one():
             params={"w": jnp.array(scores)[:, None]},
             step=jnp.zeros(4, jnp.int32),
             env_steps=jnp.zeros(4, jnp.int32),
-            extras=jax.random.split(jax.random.key(int(scores[0])), 4),
+            opt_state=jax.random.split(jax.random.key(int(scores[0])), 4),
         )
         return jmarl.running.Best(train_state=learner, score=jnp.array(scores))
 
@@ -211,8 +211,8 @@ def test_a_score_is_beaten_only_by_a_higher_one():
     np.testing.assert_array_equal(kept.score, [2.0, 2.0, 3.0, 4.0])
     np.testing.assert_array_equal(kept.train_state.params["w"][:, 0], kept.score)
     assert (
-        kept.train_state.extras[0] == new.train_state.extras[0]
-        and kept.train_state.extras[1] == old.train_state.extras[1]
+        kept.train_state.opt_state[0] == new.train_state.opt_state[0]
+        and kept.train_state.opt_state[1] == old.train_state.opt_state[1]
     )
     assert kept.train_state.step.dtype == jnp.int32
     unspoilt = saving.better(old, new, np.zeros(4, bool))  # the new parameters are not finite

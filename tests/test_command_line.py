@@ -144,7 +144,7 @@ def test_unknown_environment_names_the_nearest(capsys):
         ((*CHEAP, "--num-minibatches", "7"), "num_minibatches=7 must divide"),
         ((*CHEAP, "--num-resets", "0"), "num_resets=0 must be at least 1"),
         ((*CHEAP, "--recurrent", "--recurrent-length", "9"), "recurrent_length=9 must divide"),
-        (("--activation", "rely"), "activation='rely'"),
+        (("--activation", "rely"), "invalid choice 'rely'"),
         (("--action-distribution", "gaussian"), "discrete"),
         (("--seeds", "0"), "--seeds 0 must be at least 1"),
         (("--env", "CartPole-v1", "--env", "Pendulum-v1"), "--env is given 2 times: give it once"),

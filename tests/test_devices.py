@@ -104,7 +104,7 @@ def sums_over_devices():
     """One for each network and step, of all its gradients: not one for each of its arrays."""
     placement = jmarl.parallel.Placement(jax.devices()[:2], "envs")
     net = jmarl.networks.network(jmarl.networks.Model(hidden_sizes=(8, 8), outputs=(jmarl.networks.Output(2),)), (3,))
-    shared = jmarl.parallel.split_network(net)
+    shared = jmarl.parallel.split_networks(net)
     params, first = net.init(jax.random.key(0)), jnp.zeros((4, 6), bool)
     x = jax.random.normal(jax.random.key(1), (4, 6, 3))
 
