@@ -127,13 +127,16 @@ def rollout(
 
     state = run.env_state, run.obs, run.first, run.carry, jnp.zeros(num_envs, jnp.int32)
     (env_state, obs, first, carry, _), (steps, info) = jax.lax.scan(step, state, keys_of_steps)
-    acts = steps.obs.agent_mask
-    was_over, is_over = masks.over(run.episodes.is_over, acts, steps.terminated, steps.first, steps.last)
-    counts = acts | ~was_over
+    counts, is_over = steps.obs.agent_mask, run.episodes.is_over
+    if env.spec.may_wait:
+        was_over, is_over = masks.over(is_over, counts, steps.terminated, steps.first, steps.last)
+        counts = counts | ~was_over
     reward = jnp.where(counts | jnp.isfinite(steps.reward), steps.reward, 0.0)
     steps = dataclasses.replace(steps, reward=reward)
     returns, steps_so_far, measured = _count_episodes(run.episodes, steps.reward, steps.last, info)
-    trajectory = Trajectory(steps=steps, carry=run.carry, next_carry=carry, weight=counts)
+    trajectory = Trajectory(
+        steps=steps, carry=run.carry, next_carry=carry, weight=counts if env.spec.may_wait else None
+    )
     env_steps = _count_on(exploration.count(run.train_state), length * num_envs)
     run = dataclasses.replace(
         run,

@@ -221,6 +221,8 @@ class EnvSpec(NamedTuple):
       action_sizes: each agent's true number of actions, or of action dimensions; () if none is padded.
       max_steps: the longest possible episode in steps; None if unbounded or unknown.
       min_steps: the shortest possible one; `rollout` draws no more start states than it can need.
+      may_wait: an agent may not act although its return goes on, as where agents take turns. Where nobody does,
+        rollouts need not say whose step counts: those of who acts.
       has_ids: views hold a one-hot id, by which a network that agents share can tell them apart.
       teams: the team of each agent, as a number, where teams oppose each other; () if all are of one.
     """
@@ -237,6 +239,7 @@ class EnvSpec(NamedTuple):
     action_sizes: tuple[int, ...] = ()
     max_steps: int | None = None
     min_steps: int = 1
+    may_wait: bool = True
     has_ids: bool = False
     teams: tuple[int, ...] = ()
 

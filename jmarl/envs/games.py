@@ -72,6 +72,7 @@ def two_step_game() -> Env:
         state_shape=(3,),
         num_actions=2,
         max_steps=2,
+        may_wait=False,
         min_steps=2,
     )
 
@@ -194,6 +195,7 @@ def _game(
         obs_sizes=(obs_size,) * num_agents,
         action_sizes=actions or (1,) * num_agents,
         max_steps=num_steps,
+        may_wait=False,
         min_steps=num_steps,
     )
     mask = None if actions is None else np.arange(max(actions)) < np.array(actions)[:, None]

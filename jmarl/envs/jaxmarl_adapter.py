@@ -382,6 +382,7 @@ def _remembering(dicts: AgentDicts, *, is_limited: bool, is_alive: Callable[[Any
     of_state = lambda rule: None if rule is None else lambda memory: rule(memory.state)  # noqa: E731
     world = dicts.world
     return dicts._replace(
+        may_wait=True,
         reset=reset,
         step=step,
         alive=(lambda memory: memory.is_alive) if is_alive is None else of_state(is_alive),

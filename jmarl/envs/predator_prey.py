@@ -119,6 +119,7 @@ def predator_prey(
         state_shape=(2 * size**2 + 1,),
         num_actions=NUM_ACTIONS,
         max_steps=max_steps,
+        may_wait=False,
     )
 
     def around(cell: Array) -> Array:

@@ -49,6 +49,7 @@ class AgentDicts(NamedTuple):
       world: `(views, state) -> [S]`, the environment's own global state; None where it has none.
       max_steps: length of the longest episode.
       is_fixed_length: every episode is that long.
+      may_wait: an agent may not act although its return goes on.
       unwrapped: the environment itself.
     """
 
@@ -61,6 +62,7 @@ class AgentDicts(NamedTuple):
     world: Callable[[Any, Any], Array] | None = None
     max_steps: int | None = None
     is_fixed_length: bool = False
+    may_wait: bool = False
     unwrapped: Any = None
 
 
@@ -151,6 +153,7 @@ def stack(name: str, env: AgentDicts, *, agent_ids: bool, time_limit: str, flatt
         action_sizes=actions.sizes,
         max_steps=env.max_steps,
         min_steps=env.max_steps if env.is_fixed_length and env.max_steps else 1,
+        may_wait=env.may_wait,
         teams=_teams(agents),
     )
     stacked = Env(reset, step, spec, env.unwrapped)
