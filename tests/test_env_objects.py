@@ -301,3 +301,10 @@ def test_one_network_for_agents_of_different_kinds_is_warned_of_once():
         jmarl.ippo(spec, jmarl.PPOConfig())
         jmarl.ippo(spec, jmarl.PPOConfig(sharing="per_group"))
         jmarl.ippo(jmarl.make("MPE_simple_speaker_listener_v4", agent_ids=True).spec, jmarl.PPOConfig())
+
+
+def test_only_rules_that_are_known_say_that_nobody_waits():
+    env = SimpleSpreadMPE(num_agents=2)
+    assert not envs.from_jaxmarl(env).spec.may_wait
+    assert envs.from_jaxmarl(env, alive=lambda state: jnp.arange(2) == state.step % 2).spec.may_wait
+    assert envs.from_jaxmarl(env, terminated=lambda step: jnp.zeros(2, bool)).spec.may_wait

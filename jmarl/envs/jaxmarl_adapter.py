@@ -292,6 +292,8 @@ def from_jaxmarl(
     dicts = _agent_dicts(env, (family or _by_convention(env))._replace(**rules), shaped_reward)
     if family is None and (terminated is None or alive is None):
         dicts = _remembering(dicts, is_limited=terminated is None, is_alive=alive)
+    # The families' own rules are known to end the return of whoever does not act.
+    dicts = dicts._replace(may_wait=family is None or terminated is not None or alive is not None)
     return stack(name, dicts, agent_ids=agent_ids, time_limit=time_limit, flatten=flatten)
 
 
@@ -382,7 +384,6 @@ def _remembering(dicts: AgentDicts, *, is_limited: bool, is_alive: Callable[[Any
     of_state = lambda rule: None if rule is None else lambda memory: rule(memory.state)  # noqa: E731
     world = dicts.world
     return dicts._replace(
-        may_wait=True,
         reset=reset,
         step=step,
         alive=(lambda memory: memory.is_alive) if is_alive is None else of_state(is_alive),
