@@ -106,11 +106,9 @@ def self_play(algorithm: Algorithm, sides: Sequence[int] | None = None) -> Calla
             action, carry_new, measured = learner.act(inner, carry["inner"], obs, first, key_new)
             pool = jax.tree.map(lambda x: x[jnp.maximum(opponent, 0)], own.target_params)
 
-            def act_as_before(params, *of_one_env):
-                *seen, key = of_one_env
-                action, carry, _ = learner.act(
-                    inner.replace(params=params), *jax.tree.map(lambda x: x[None], seen), key
-                )
+            def act_as_before(params, key, of_one_env):
+                carry, obs, first = jax.tree.map(lambda x: x[None], of_one_env)
+                action, carry, _ = learner.act(inner.replace(params=params), carry, obs, first, key)
                 return jax.tree.map(lambda x: x[0], (action, carry))
 
             keys = jax.random.split(key_old, len(first))
