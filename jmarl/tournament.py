@@ -31,7 +31,7 @@ from jaxtyping import Float, PRNGKeyArray
 
 from jmarl import evaluation, keys, rows
 from jmarl.evaluation import Episodes
-from jmarl.types import Env, EnvSpec, Learner, TrainState
+from jmarl.types import Env, EnvSpec, Learner, Numeric, TrainState
 
 __all__ = [
     "Estimate",
@@ -317,10 +317,10 @@ def wilson(points: np.ndarray, games: np.ndarray) -> Estimate:
     return Estimate(share, np.maximum(centre - half_width, 0.0), np.minimum(centre + half_width, 1.0))
 
 
-def bradley_terry(
-    points: Float[np.ndarray, "P P"], games: np.ndarray | float, *, prior: float = 1.0
-) -> tuple[Estimate, Estimate]:
-    """Ratings R that best explain who beat whom, and what side 0 is worth, A: the model of Bradley, Terry and Elo,
+def bradley_terry(points: Float[np.ndarray, "P P"], games: Numeric, *, prior: float = 1.0) -> tuple[Estimate, Estimate]:
+    """Ratings R that best explain who beat whom, and what side 0 is worth, A.
+
+    The model of Bradley and Terry, in the units of Elo:
 
         P(i on side 0 beats j on side 1) = 1 / (1 + 10^((R_j - R_i - A) / 400)).
 
@@ -352,7 +352,7 @@ def bradley_terry(
     return _in_rating_points(centred, *fit), _in_rating_points(np.eye(num + 1)[-1], *fit)
 
 
-def role_ratings(points: Float[np.ndarray, "P P"], games: np.ndarray | float, *, prior: float = 1.0) -> Estimate:
+def role_ratings(points: Float[np.ndarray, "P P"], games: Numeric, *, prior: float = 1.0) -> Estimate:
     """Ratings `[2, P]` of each player on side 0 and on side 1, as if it were two players: for games with unlike sides.
 
     The model is that of `bradley_terry`, with R of side 0 for i, R of side 1 for j, and no advantage: it is in the
@@ -370,9 +370,7 @@ def _pairs(num: int) -> tuple[np.ndarray, np.ndarray]:
     return np.repeat(np.eye(num), num, axis=0), np.tile(np.eye(num), (num, 1))
 
 
-def _fit(
-    design: np.ndarray, points: np.ndarray, games: np.ndarray | float, prior: float
-) -> tuple[np.ndarray, np.ndarray]:
+def _fit(design: np.ndarray, points: np.ndarray, games: Numeric, prior: float) -> tuple[np.ndarray, np.ndarray]:
     """Logistic regression of points on a design `[M, K]`: coefficients, and the inverse of the curvature.
 
     A drawn game with a player of rating 0 is one more row for each coefficient.

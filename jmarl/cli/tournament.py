@@ -22,12 +22,22 @@ from rich.table import Table
 
 import jmarl
 from jmarl.cli import drawing, experiment, own, plotting
-from jmarl.cli.errors import UsageError, new_folder, require_at_least_one, require_free, require_seed, usage_errors
-from jmarl.cli.run_folders import load_run, read_config
+from jmarl.cli.errors import (
+    UsageError,
+    nearest,
+    new_folder,
+    require_at_least_one,
+    require_free,
+    require_seed,
+    usage_errors,
+)
+from jmarl.cli.run_folders import load_run, plain_env, read_config
+from jmarl.envs import views
 from jmarl.tournament import Estimate, Matches, Player, Standings
 from jmarl.types import Env, EnvSpec, Learner, TrainState
 
-_HOW = ("shaped_reward", "time_limit")  # arguments of environments that change nothing of what is evaluated
+# Arguments of `jmarl.make` in which runs may differ and meet all the same: ids are put before a player's own views.
+_HOW = ("agent_ids", "shaped_reward", "time_limit")
 
 
 class Entrants(NamedTuple):
@@ -69,9 +79,13 @@ def entrants(
         own_name = Path(facts["algorithm"]).name
         named = next((given for given in algorithms if Path(given).name == own_name), None)
         loaded, learner, states = load_run(run, best=best, env=env, algorithm=named, max_eval_steps=max_eval_steps)
-        plays_in = plays_in or loaded
+        if plays_in is None:
+            plays_in = _without_ids(facts, loaded)
+        if loaded.spec.has_ids and not plays_in.spec.has_ids:
+            learner = _with_ids(learner)
         # Equal settings are compiled once.
-        learner = learners.setdefault(json.dumps([facts["algorithm"], facts["config"]], sort_keys=True), learner)
+        settings = json.dumps([facts["algorithm"], facts["config"], loaded.spec.has_ids], sort_keys=True)
+        learner = learners.setdefault(settings, learner)
         for at, state in _kept(run, states, best=best) if checkpoints else [("", states)]:
             is_finite = np.asarray(jax.vmap(jmarl.evaluation.all_finite)(state))
             for seed in range(len(is_finite)):
@@ -88,7 +102,25 @@ def entrants(
 
 def _task(facts: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """What must be the same for two policies to meet."""
-    return Path(facts["env"]).name, {k: v for k, v in facts["env_kwargs"].items() if k not in _HOW}
+    may_differ = () if own.is_own(facts["env"]) else _HOW
+    return Path(facts["env"]).name, {k: v for k, v in facts["env_kwargs"].items() if k not in may_differ}
+
+
+def _without_ids(facts: Mapping[str, Any], env: Env) -> Env:
+    """The environment of a run, with views that have no ids added to them."""
+    if own.is_own(facts["env"]) or not facts["env_kwargs"].get("agent_ids"):
+        return env
+    plain = plain_env(facts["env"], {k: v for k, v in facts["env_kwargs"].items() if k != "agent_ids"})
+    return plain._replace(spec=plain.spec._replace(max_steps=env.spec.max_steps))
+
+
+def _with_ids(learner: Learner) -> Learner:
+    """One that learnt from views with ids, for an environment without."""
+
+    def greedy(state, carry, obs, first):
+        return learner.greedy(state, carry, views.identified(obs), first)
+
+    return learner._replace(greedy=greedy)
 
 
 def _show_task(facts: Mapping[str, Any]) -> str:
@@ -132,6 +164,17 @@ def members_of(spec: EnvSpec, agent: int) -> tuple[tuple[int, ...], tuple[int, .
     return (agent,), tuple(i for i in range(spec.num_agents) if i != agent)
 
 
+def require_told(env: Env, player: Player, wins: str) -> None:
+    """Refuses an entry that the environment's info does not have, before anybody plays."""
+
+    def play(key):
+        return jmarl.evaluation.play_episodes(env, player.learner, player.state, key, num_episodes=1)
+
+    told = jmarl.evaluation.flat_info(jax.eval_shape(play, jax.random.key(0)).info)
+    if wins not in (known := ["return", *told]):
+        raise UsageError(f"--wins {wins} is nothing that {env.spec.name} tells: {nearest(wins, known)}")
+
+
 def side_name(spec: EnvSpec, side: Sequence[int]) -> str:
     """Agents in few words: agent_0, or adversary (3)."""
     names = [spec.agents[i] for i in side]
@@ -169,16 +212,21 @@ def as_json(value: Any) -> Any:
     return value if np.isfinite(value) else None
 
 
-def print_table(names: Sequence[str], columns: Mapping[str, Estimate], order: np.ndarray, title: str) -> None:
-    """A row for each player, in order."""
+def print_table(names: Sequence[str], columns: Mapping[str, Estimate], title: str, style: str) -> None:
+    """A row for each player, the best of the first column on top; `style` formats numbers."""
     table = Table(title=title, title_justify="left", title_style="")
     table.add_column("player", overflow="fold")
     for heading in columns:
         table.add_column(heading, justify="right")
-    for i in order:
-        cells = (f"{x.value[i]:.4g} ({x.low[i]:.4g} to {x.high[i]:.4g})" for x in columns.values())
+    for i in best_first(columns):
+        cells = (f"{x.value[i]:{style}} ({x.low[i]:{style}} to {x.high[i]:{style}})" for x in columns.values())
         table.add_row(names[i], *cells)
     Console().print(table)
+
+
+def best_first(columns: Mapping[str, Estimate]) -> np.ndarray:
+    """The numbers of the players, by the first column."""
+    return np.argsort(-next(iter(columns.values())).value, kind="stable")
 
 
 # -------------------------------------------------------------------------------------------------------- figures
@@ -218,12 +266,12 @@ def draw(
 ) -> Path:
     """The matrix, and beside it numbers of each player with intervals; the best of the first series on top."""
     num = len(names)
-    order = np.argsort(-next(iter(series.values())).value, kind="stable")
+    order = best_first(series)
     shown = [_shortened(names[i]) for i in order]
     room = 0.07 * max(map(len, shown))  # for a name, in inches
     side = num * (0.55 if num <= 16 else 0.19) + 0.6
     figure = drawing.Figure(figsize=(side + room + 1.6 + 3.4, max(side + room, 2.2) + 0.9), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=(side + 1.0, 3.0), sharey=True)
+    left, right = figure.subplots(1, 2, width_ratios=(side + 1.0, 3.0), sharey=True, gridspec_kw={"wspace": 0.06})
     draw_heat_map(left, matrix[order][:, order], shown, label=label, is_share=is_share)
     left.set_aspect("auto")  # so that the rows of both are in line
     left.set_xlabel(f"as {sides[1]}")
@@ -233,7 +281,7 @@ def draw(
         value, low, high = (x[order] for x in estimate)
         colour = plotting.COLOURS[i] if i else "black"
         right.hlines(y, low, high, color=colour, linewidth=1.2)
-        right.plot(value, y, "o", color=colour, markersize=3.5, label=name)
+        right.plot(value, y, "o", color=colour, markersize=3.5 if num <= 16 else 2.5, label=name)
     right.tick_params(axis="y", labelleft=False, length=0)
     right.grid(axis="x", alpha=0.25)
     right.spines[["top", "right", "left"]].set_visible(False)
@@ -316,6 +364,9 @@ def tournament(
                 f"--episodes {episodes} of {at_once} pairs side by side",
                 "play fewer episodes, or --pairs-at-once",
             )
+        wins = wins or ("return" if plays_in.spec.teams else None)
+        if wins is not None:
+            require_told(plays_in, players[0], wins)
         matches = jmarl.tournament.play(
             plays_in,
             players,
@@ -324,7 +375,6 @@ def tournament(
             num_episodes=episodes,
             pairs_at_once=pairs_at_once,
         )
-        wins = wins or ("return" if plays_in.spec.teams else None)
         table = None if wins is None else jmarl.tournament.standings(matches, wins)
     new_folder(out, overwrite)
     about += [{"name": player.name, "run": None, "seed": None, "env_steps": None} for player in extra]
@@ -351,8 +401,7 @@ def tournament(
         label = f"share won by {sides[0]}, a draw counting half"
     is_share = table is not None
     draw(matrix, series, names, out / "tournament.png", sides=sides, title=title, label=label, is_share=is_share)
-    order = np.argsort(-next(iter(series.values())).value, kind="stable")
-    print_table(names, series, order, title)
+    print_table(names, series, title, ".0f" if is_share else ".4g")
     print(f"tournament.png and tournament.json are in {out}")
 
 
