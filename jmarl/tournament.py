@@ -386,7 +386,7 @@ def _fit(design: np.ndarray, points: np.ndarray, games: Numeric, prior: float) -
         expected = 1 / (1 + np.exp(-design @ coefficients))
         curvature = (design * (games * expected * (1 - expected))[:, None]).T @ design
         step = np.linalg.solve(curvature, design.T @ (points - games * expected))
-        coefficients = coefficients + step / max(1.0, np.abs(step).max())  # at most 1: Newton's may be far too long
+        coefficients = coefficients + step / max(1.0, np.abs(step).max() / 4)  # Newton's may be far too long
         if np.abs(step).max() < 1e-10:
             break
     return coefficients, np.linalg.inv(curvature)
