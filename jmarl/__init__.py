@@ -21,6 +21,7 @@ from jmarl import (
     parallel,
     presets,
     running,
+    tournament,
     training,
     types,
 )
@@ -65,6 +66,7 @@ __all__ = [
     "run",
     "running",
     "sweep",
+    "tournament",
     "training",
     "types",
     "use_cores",

@@ -184,13 +184,19 @@ def require_memory(built: Built, options: Options) -> None:
     """Refuses an evaluation whose environments alone are more than the memory."""
     if not options.eval_episodes:
         return
-    one = jax.eval_shape(lambda key: (built.eval_env.reset(key), built.learner.init_carry((1,))), jax.random.key(0))
     at_once = options.seeds if options.shard == "seeds" else 1
-    needed, device = _bytes(one) * options.eval_episodes * at_once, jax.local_devices()[0]
+    what = f"--eval-episodes {options.eval_episodes} of {at_once} seeds side by side"
+    num_episodes = options.eval_episodes * at_once
+    require_room(built.eval_env, built.learner, num_episodes, what, "evaluate fewer episodes")
+
+
+def require_room(env: Env, learner: Learner, num_episodes: int, what: str, way_out: str) -> None:
+    """Refuses episodes side by side whose environments alone are more than the memory."""
+    one = jax.eval_shape(lambda key: (env.reset(key), learner.init_carry((1,))), jax.random.key(0))
+    needed, device = _bytes(one) * num_episodes, jax.local_devices()[0]
     if needed > (available := jmarl.parallel.memory_of([device])):
         raise UsageError(
-            f"--eval-episodes {options.eval_episodes} of {at_once} seeds side by side take {needed / 2**30:,.0f} GiB, "
-            f"but {device.device_kind} has {available / 2**30:,.0f}: evaluate fewer episodes."
+            f"{what} take {needed / 2**30:,.0f} GiB, but {device.device_kind} has {available / 2**30:,.0f}: {way_out}."
         )
 
 
