@@ -14,7 +14,6 @@ os.environ["XLA_FLAGS"] = (
 )
 
 import jax
-
 import pytest
 import typecheck
 from hypothesis import settings

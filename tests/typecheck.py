@@ -31,8 +31,8 @@ def typecheck(function):
     same constructor and hold no arrays.
 
     jaxtyping asks for two checkers of each function: of its arguments, before the call, and of the arguments and the
-    result, after it. The second need not look at the arguments again: axes are remembered from one to the other. Neither
-    has a body, so a nested function that is made again gets the ones written when it was first made.
+    result, after it. The second need not look at the arguments again: axes are remembered from one to the other.
+    Neither has a body, so a nested function that is made again gets the ones written when it was first made.
     """
     if function.__name__ == "__init__":
         return function
