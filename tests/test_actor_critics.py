@@ -587,11 +587,8 @@ def test_teams_play_each_with_its_own_policy_state_and_memory():
     metrics = compiled.evaluate(env, swapped, swapped.init(jax.random.key(0)), jax.random.key(1), num_episodes=3)
     assert float(metrics["eval/return_mean"]) == 4.0
     mixed = jmarl.evaluation.teams([learner, always[0]], [[0], [1]])
-    state, carry, obs = (
-        compiled.init(mixed, jax.random.key(0)),
-        mixed.init_carry((5,)),
-        zero_observation(env.spec, (5,)),
-    )
+    state, carry = compiled.init(mixed, jax.random.key(0)), mixed.init_carry((5,))
+    obs = zero_observation(env.spec, (5,))
     action, new = jax.jit(mixed.greedy)(state, carry, obs, jnp.ones(5, bool))
     assert (action[:, 1] == 1).all() and jax.tree.structure(new) == jax.tree.structure(carry)
     with pytest.raises(TypeError, match="teams play and do not learn"):
