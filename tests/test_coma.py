@@ -42,17 +42,23 @@ def test_targets_match_a_loop_over_steps(recurrent, team_reward):
     rows = lambda x: x.reshape(-1, *x.shape[2:])  # noqa: E731
     after = jax.tree.map(lambda x, y: jnp.concatenate([x[1:], y[None]]), steps.carry, batch.next_carry)
     carry, epsilon, next_obs = jax.tree.map(rows, (after, steps.measured["epsilon"], steps.next_obs))
-    logits = networks.one_step(nets.actor)(state.params["actor"], carry, next_obs, jnp.zeros(32, bool))[1]
-    policy = heads.categorical(logits, next_obs.action_mask, epsilon=epsilon[:, None, None])
-    drawn = np.asarray(policy.sample(seed=jax.random.split(key)[0])).reshape(8, 4, 2)
+
+    @jax.jit
+    def draw(params, key):
+        logits = networks.one_step(nets.actor)(params, carry, next_obs, jnp.zeros(32, bool))[1]
+        policy = heads.categorical(logits, next_obs.action_mask, epsilon=epsilon[:, None, None])
+        return policy.sample(seed=jax.random.split(key)[0])
+
+    drawn = np.asarray(draw(state.params["actor"], key)).reshape(8, 4, 2)
+    values_of = jax.jit(lambda params, obs, action: values(params, obs, action, nets=nets))
 
     after, targets = np.zeros((4, 2)), np.zeros((8, 4, 2))
     for t in reversed(range(8)):
         cut = np.asarray(steps.last[t]) | (t == 7)
         done = steps.action[t + 1] if t < 7 else drawn[t]
         action = jnp.asarray(np.where(cut[:, None], drawn[t], done))
-        obs = jax.tree.map(lambda x, t=t: x[t][None], steps.next_obs)
-        q = values(state.target_params, obs, action[None], nets=nets)[0]
+        obs = jax.tree.map(lambda x, t=t: np.asarray(x)[t][None], steps.next_obs)
+        q = values_of(state.target_params, obs, action[None])[0]
         value = np.take_along_axis(np.asarray(q), np.asarray(action)[..., None], -1)[..., 0]
         ends, now = np.asarray(terminated[t]), np.asarray(reward[t])
         if team_reward == "mean":  # the team goes on while anybody does, with the values of those who do
@@ -63,6 +69,6 @@ def test_targets_match_a_loop_over_steps(recurrent, team_reward):
 
     batch = batch.replace(steps=steps, weight=jnp.asarray(weight))
     _, metrics = jax.jit(learner.update)(state, batch, key)
-    q = values(state.params, steps.obs, steps.action, nets=nets)
+    q = values_of(state.params, steps.obs, steps.action)
     taken = np.take_along_axis(np.asarray(q), np.asarray(steps.action)[..., None], -1)[..., 0]
     np.testing.assert_allclose(metrics["loss/critic"], np.average((taken - targets) ** 2, weights=weight), rtol=1e-4)

@@ -33,7 +33,7 @@ def endless(max_steps):
 
 def play(env, **options):
     learner = jmarl.random_policy(env.spec, jmarl.RandomConfig())
-    state = learner.init(jax.random.key(0))
+    state = compiled.init(learner, jax.random.key(0))
     return compiled.evaluate(env, learner, state, jax.random.key(1), num_episodes=32, **options)
 
 

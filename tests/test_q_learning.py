@@ -50,25 +50,28 @@ def batch_of(views, next_views, action, reward, terminated, *, num_actions, num_
     """One sequence; all arguments are lists over time, each entry for every agent."""
     length = len(views)
     spec = envs.matrix_game(np.zeros((num_actions,) * num_agents)).spec
-    wide = lambda x: jnp.broadcast_to(jnp.asarray(x)[:, None, None], (length, 1, num_agents))  # noqa: E731
-    obs = zero_observation(spec, (length, 1))
+    wide = lambda x: np.broadcast_to(np.asarray(x)[:, None, None], (length, 1, num_agents))  # noqa: E731
+    obs = jax.jit(zero_observation, static_argnums=(0, 1))(spec, (length, 1))
     terminated = wide(np.asarray(terminated, bool))
     steps = Transition(
         obs=obs.replace(agents=wide(views)[..., None].astype(float)),
-        first=jnp.zeros((length, 1), bool) if first is None else jnp.asarray(first)[:, None],
+        first=np.zeros((length, 1), bool) if first is None else np.asarray(first)[:, None],
         action=wide(action),
         reward=wide(np.asarray(reward, np.float32)),
         terminated=terminated,
         last=terminated.all(-1),
         next_obs=obs.replace(agents=wide(next_views)[..., None].astype(float)),
     )
-    return Trajectory(steps=steps, weight=None if weight is None else wide(np.asarray(weight, np.float32)))
+    batch = Trajectory(steps=steps, weight=None if weight is None else wide(np.asarray(weight, np.float32)))
+    return jax.tree.map(jnp.asarray, batch)
 
 
 def targets(table, batch, **config):
     nets = q_learning.QNets(table_network(table), None)
     params = {"agent": {}, "mixer": {}}
-    _, target, mask, _ = q_learning.values_and_targets(params, params, batch, nets=nets, cfg=QConfig(**config))
+    cfg = QConfig(**config)
+    values = jax.jit(lambda batch: q_learning.values_and_targets(params, params, batch, nets=nets, cfg=cfg)[1:3])
+    target, mask = values(batch)
     return target[:, 0, 0].tolist(), mask[:, 0, 0].tolist()
 
 
@@ -111,7 +114,8 @@ def test_team_reward_and_rewards_of_individual_agents():
     params = {"agent": {}, "mixer": {}}
 
     def target(nets, cfg):
-        return q_learning.values_and_targets(params, params, batch, nets=nets, cfg=cfg)[1].ravel().tolist()
+        values = jax.jit(lambda batch: q_learning.values_and_targets(params, params, batch, nets=nets, cfg=cfg)[1])
+        return values(batch).ravel().tolist()
 
     team = nets._replace(mixer=mixers.vdn())
     assert target(team, VDNConfig()) == [9.0] and target(team, VDNConfig(team_reward="mean")) == [3.0]
@@ -185,7 +189,7 @@ def test_a_new_central_mixer_is_not_monotone():
     spec = envs.matrix_game(np.zeros((2, 2, 2))).spec
     mix = mixers.mixer(mixers.Central((8, 8, 8), 8), spec)
     obs = zero_observation(spec).replace(state=jnp.ones(spec.state_shape))
-    slopes = jax.vmap(lambda key: taken_slope(mix, mix.init(key), jnp.ones(3), obs))
+    slopes = jax.jit(jax.vmap(lambda key: taken_slope(mix, mix.init(key), jnp.ones(3), obs)))
     assert (slopes(jax.random.split(jax.random.key(0), 8)) < 0).any()
 
 
@@ -256,7 +260,7 @@ def test_an_empty_batch_gives_zero_loss_and_gradient():
 def test_importance_weights_scale_errors_and_not_the_count():
     batch = batch_of([0, 0], [0, 0], [0, 0], [2.0, 4.0], [0, 0], num_actions=1, weight=[0.5, 0.25])
     nets, params = q_learning.QNets(table_network([[0.0]]), None), {"agent": {}, "mixer": {}}
-    loss, (metrics, _) = jmarl.q_loss(params, params, batch, nets=nets, cfg=QConfig())
+    loss, (metrics, _) = jax.jit(lambda b: jmarl.q_loss(params, params, b, nets=nets, cfg=QConfig()))(batch)
     assert float(loss) == (0.5 * 4 + 0.25 * 16) / 2
     assert metrics["priority"].tolist() == [3.0]
 
@@ -282,12 +286,14 @@ def test_burn_in_warms_the_state_up_without_gradient():
         steps, weight = jax.tree.map(lambda x: x[time, part], (batch.steps, batch.weight))
         return batch.replace(steps=steps, weight=weight, carry=carry[part])
 
-    slope = jax.jit(jax.grad(value, has_aux=True), static_argnums=2)
-    grad, q = slope(params, batch, 2)
-    begun, inside = rows(slice(3)), rows(slice(3, 6), slice(2, None))
-    grad_begun, q_begun = slope(params, begun, 0)
-    carried = agent.apply(params, carry[3:], *jax.tree.map(lambda x: x[:2, 3:], (batch.steps.obs, starts)))[0]
-    grad_inside, q_inside = slope(params, inside.replace(carry=carried), 0)
+    @jax.jit
+    def slopes(params):
+        slope = jax.grad(value, has_aux=True)
+        begun, inside = rows(slice(3)), rows(slice(3, 6), slice(2, None))
+        carried = agent.apply(params, carry[3:], *jax.tree.map(lambda x: x[:2, 3:], (batch.steps.obs, starts)))[0]
+        return slope(params, batch, 2), slope(params, begun, 0), slope(params, inside.replace(carry=carried), 0)
+
+    (grad, q), (grad_begun, q_begun), (grad_inside, q_inside) = slopes(params)
     np.testing.assert_allclose(q[:, :3], q_begun, rtol=1e-5)
     np.testing.assert_allclose(q[2:, 3:], q_inside, rtol=1e-5)
     expected = jax.tree.map(jnp.add, grad_begun, grad_inside)
@@ -401,7 +407,7 @@ def test_learning_rate_ends_at_its_end_value():
         learning_rate=1e-3, learning_rate_schedule="linear", learning_rate_end=0.1, horizon=4
     )
     learner = jmarl.vdn(spec, cfg)
-    state, update = learner.init(jax.random.key(0)), jax.jit(learner.update)
+    state, update = compiled.init(learner, jax.random.key(0)), jax.jit(learner.update)
     rates = []
     for _ in range(4):
         state, metrics = update(state, random_batch(spec, jax.random.key(1)), jax.random.key(2))
@@ -414,13 +420,13 @@ def test_standardised_rewards_and_returns_are_undone_before_they_mix():
     env = envs.matrix_game(np.full((2, 2), 5.0))
     cfg = LEARNERS["vdn"][1].replace(standardize_return=True, standardize_beta=0.0)
     learner = jmarl.vdn(env.spec, cfg)
-    state, update = learner.init(jax.random.key(0)), jax.jit(learner.update)
+    state, update = compiled.init(learner, jax.random.key(0)), jax.jit(learner.update)
     batch = batch_of([0, 0], [0, 0], [0, 1], [5.0, 5.0], [0, 1], num_actions=2, num_agents=2)
     batch = batch.replace(steps=batch.steps.replace(terminated=jnp.ones((2, 1, 2), bool)))
     state, metrics = update(state, batch, jax.random.key(0))
     assert float(state.moments["return"].mean) == 10.0 and float(metrics["value/target"]) == 0.0
     learner = jmarl.vdn(env.spec, cfg.replace(standardize_return=False, standardize_reward=True))
-    state, metrics = jax.jit(learner.update)(learner.init(jax.random.key(0)), batch, jax.random.key(0))
+    state, metrics = jax.jit(learner.update)(compiled.init(learner, jax.random.key(0)), batch, jax.random.key(0))
     assert float(metrics["value/target"]) == 0.0  # a constant reward less its mean
 
 
@@ -465,8 +471,9 @@ def test_qmix_mixes_alike_wherever_its_mixer_is_made():
     spec = envs.matrix_game(np.zeros((3, 3))).spec
     ours, default = q_learning.default_nets(spec, QMIXConfig()).mixer, mixers.mixer(mixers.QMIX(), spec)
     key = jax.random.key(0)
-    jax.tree.map(np.testing.assert_array_equal, ours.init(key), default.init(key))
-    kernel = ours.init(key)["hyper_w1"]["Dense_1"]["kernel"]
+    params = compiled.init(ours, key)
+    jax.tree.map(np.testing.assert_array_equal, params, compiled.init(default, key))
+    kernel = params["hyper_w1"]["Dense_1"]["kernel"]
     assert float(jnp.std(kernel) * np.sqrt(kernel.shape[0])) == pytest.approx(0.1, rel=0.2)  # of variance 0.01
 
 
