@@ -130,9 +130,10 @@ def test_environment_steps_are_counted_up_to_the_largest_number():
     env = envs.probe("action")
     learner = jmarl.pqn_vdn(env.spec, PQNConfig(hidden_sizes=(4,)))
     run = compiled.start(env, learner, jax.random.key(0), num_envs=4)
+    rollout = jax.jit(lambda run: training.rollout(env, learner, run, length=2)[0].env_steps)
     for before, after in ((2**31 - 4, 2**31 - 1), (2**31 - 1, 2**31 - 1), (100, 108)):
         there = run.replace(train_state=run.train_state.replace(env_steps=jnp.int32(before)))
-        assert int(training.rollout(env, learner, there, length=2)[0].env_steps) == after
+        assert int(rollout(there)) == after
 
 
 def test_loops_refuse_learners_of_the_other_kind():
@@ -180,6 +181,7 @@ def test_climbing_game(name):
         epsilon_end=1.0,
         team_reward="mean",
         **({} if name == "vdn" else {"mixer_embed_size": 4, "mixer_hypernet_sizes": (4,)}),
+        **({"central_sizes": (16,)} if config_class is WQMIXConfig else {}),
     )
     loop = small_loop(getattr(jmarl, name), num_envs=16, rollout_length=1, buffer=buffers.uniform(500, 64))
     returns = returns_after(loop, cfg, 700)
@@ -225,16 +227,20 @@ def test_a_time_limit_bootstraps():
     assert float(metrics["value/q_taken"][-1]) == pytest.approx(10.0, rel=0.05)
 
 
-def turns(acts):
+# Who acts at each step. Both are trained on side by side; what follows an episode's end has the last step's mask.
+TAKING_TURNS = [[True, False], [False, True], [True, False], [False, True]]
+PAUSING = [[True, True], [False, False], [False, True], [False, False], [True, False]]
+SCHEDULES = np.array([[*TAKING_TURNS, TAKING_TURNS[-1]], PAUSING]), np.array([len(TAKING_TURNS), len(PAUSING)])
+
+
+def turns(acts, length):
     """Agent i acts at t where `acts[t][i]`, and waits elsewhere; both are paid 1 on the last step, whatever they do."""
-    acts = np.array(acts, bool)
-    length = len(acts)
     names = {"name": "turns", "agents": ("a", "b"), "num_actions": 2}
-    spec = EnvSpec(**names, obs_shape=(length,), state_shape=(length,), max_steps=length, min_steps=length)
+    spec = EnvSpec(**names, obs_shape=(5,), state_shape=(5,), max_steps=5, min_steps=4)
 
     def observe(t):
-        view = jax.nn.one_hot(t, length, dtype=jnp.float32)
-        mask = jnp.asarray(acts)[jnp.minimum(t, length - 1)]
+        view = jax.nn.one_hot(t, 5, dtype=jnp.float32)
+        mask = acts[jnp.minimum(t, length - 1)]
         return zero_observation(spec).replace(agents=jnp.stack([view, view]), state=view, agent_mask=mask)
 
     def step(t, action, key):
@@ -242,47 +248,44 @@ def turns(acts):
         outcome = Outcome(reward=jnp.full(2, end, jnp.float32), terminated=jnp.full(2, end), last=end)
         return t + 1, observe(t + 1), outcome
 
-    return Env(lambda key: (jnp.int32(0), observe(jnp.int32(0))), step, spec), jax.vmap(observe)(jnp.arange(length))
+    return Env(lambda key: (jnp.int32(0), observe(jnp.int32(0))), step, spec), jax.vmap(observe)(jnp.arange(5))
 
 
-TAKING_TURNS = [[True, False], [False, True], [True, False], [False, True]]
-PAUSING = [[True, True], [False, False], [False, True], [False, False], [True, False]]
 TABLE = {"gamma": 0.9, "hidden_sizes": (), "learning_rate": 3e-2, "max_grad_norm": None, "epsilon_schedule": "constant"}
 
 
-def swept_values(loop, default_nets, cfg, obs, num_iterations, lambdas):
-    """Values of all actions and of the team, `[lambda, T, ..]`, after training with each lambda."""
-    nets = default_nets(loop.env.spec, cfg)
+def swept_values(loop_of, default_nets, cfg, num_iterations, lambdas):
+    """Of each schedule what is right, who acts, and values and team values with each lambda, `[lambda, T, ..]`."""
 
-    def values(key, cfg):
-        params = jmarl.make_train(loop, num_iterations)(key, cfg)[0].train_state.params
+    def values(key, cfg, acts, length):
+        env, obs = turns(acts, length)
+        nets = default_nets(env.spec, cfg)
+        params = jmarl.make_train(loop_of(env), num_iterations)(key, cfg)[0].train_state.params
         views = jax.tree.map(lambda x: x[None], obs)
         q = nets.agent.apply(params["agent"], (), views, jnp.ones((1, len(obs.agents)), bool))[1]
         team = q[..., 0] if nets.mixer is None else nets.mixer.apply(params["mixer"], q, jnp.argmax(q, -1), views)
         return q[0], team[0]
 
     cfgs, axes = jmarl.sweep(cfg, lambda_=lambdas)
-    return jax.tree.map(np.asarray, jax.jit(jax.vmap(values, (None, axes)))(jax.random.key(0), cfgs))
+    learn = jax.vmap(jax.vmap(values, (None, axes, None, None)), (None, None, 0, 0))
+    q, team = jax.tree.map(np.asarray, jax.jit(learn)(jax.random.key(0), cfgs, *SCHEDULES))
+    for i, (acts, length) in enumerate(zip(*SCHEDULES, strict=True)):
+        yield 0.9 ** np.arange(length)[::-1], acts[:length], q[i, :, :length], team[i, :, :length]
 
 
-@pytest.mark.parametrize("acts", [TAKING_TURNS, PAUSING], ids=["turns", "pauses"])
 @pytest.mark.parametrize(
     "returns, length, lambdas", [("td", 1, [0.8]), ("peng", 5, [0.0, 0.5, 1.0]), ("harutyunyan", 5, [0.0, 0.5, 1.0])]
 )
-def test_waiting_ends_no_return_of_independent_learners(returns, length, lambdas, acts):
-    env, obs = turns(acts)
+def test_waiting_ends_no_return_of_independent_learners(returns, length, lambdas):
     cfg = QConfig(**TABLE, sharing="per_agent", returns=returns, target_update_interval=10)
-    loop = small_loop(jmarl.iql, env, buffers.uniform(256, 32, length), num_updates=4)
-    q, _ = swept_values(loop, q_learning.default_nets, cfg, obs, 150, lambdas)
-    right = 0.9 ** np.arange(len(acts))[::-1]
-    assert np.abs(q - right[:, None, None]).max() < 0.02  # for those who wait, too
+    loop_of = lambda env: small_loop(jmarl.iql, env, buffers.uniform(256, 32, length), num_updates=4)  # noqa: E731
+    for right, _, q, _ in swept_values(loop_of, q_learning.default_nets, cfg, 150, lambdas):
+        assert np.abs(q - right[:, None, None]).max() < 0.02  # for those who wait, too
 
 
-@pytest.mark.parametrize("acts", [TAKING_TURNS, PAUSING], ids=["turns", "pauses"])
 @pytest.mark.parametrize("name", ["vdn", "qmix", "ow_qmix"])
-def test_waiting_ends_no_return_of_a_team(name, acts):
+def test_waiting_ends_no_return_of_a_team(name):
     """Q_tot is that of who acts; where nobody does, of all whose return goes on."""
-    env, obs = turns(acts)
     small = {"target_update_interval": 10, "returns": "peng"}
     mixer = {"mixer_embed_size": 4, "mixer_hypernet_sizes": ()}
     default_nets, cfg = {
@@ -290,21 +293,17 @@ def test_waiting_ends_no_return_of_a_team(name, acts):
         "qmix": (q_learning.default_nets, QMIXConfig(**TABLE, **small, **mixer)),
         "ow_qmix": (wqmix.default_nets, WQMIXConfig(**TABLE, **small, **mixer, central_sizes=(8,))),
     }[name]
-    loop = small_loop(getattr(jmarl, name), env, buffers.uniform(256, 32, 5), num_updates=4)
-    _, team = swept_values(loop, default_nets, cfg, obs, 200, [0.0, 0.5, 1.0])
-    acting = np.array(acts).any(-1)
-    right = 2 * 0.9 ** np.arange(len(acts))[::-1]
-    assert np.abs(team - right)[:, acting].max() < 0.05
+    algorithm, buffer = getattr(jmarl, name), buffers.uniform(256, 32, 5)
+    loop_of = lambda env: small_loop(algorithm, env, buffer, num_updates=4)  # noqa: E731
+    for right, acts, _, team in swept_values(loop_of, default_nets, cfg, 200, [0.0, 0.5, 1.0]):
+        assert np.abs(team - 2 * right)[:, acts.any(-1)].max() < 0.05
 
 
-@pytest.mark.parametrize("acts", [TAKING_TURNS, PAUSING], ids=["turns", "pauses"])
-def test_waiting_ends_no_return_of_pqn(acts):
-    env, obs = turns(acts)
+def test_waiting_ends_no_return_of_pqn():
     cfg = PQNConfig(**TABLE, num_minibatches=1)
-    loop = jmarl.on_policy(env, jmarl.pqn_vdn, num_envs=8, rollout_length=len(acts))
-    _, team = swept_values(loop, pqn.default_nets, cfg, obs, 150, [0.0, 0.5, 1.0])
-    right = 2 * 0.9 ** np.arange(len(acts))[::-1]
-    assert np.abs(team - right)[:, np.array(acts).any(-1)].max() < 0.05
+    loop_of = lambda env: jmarl.on_policy(env, jmarl.pqn_vdn, num_envs=8, rollout_length=5)  # noqa: E731
+    for right, acts, _, team in swept_values(loop_of, pqn.default_nets, cfg, 150, [0.0, 0.5, 1.0]):
+        assert np.abs(team - 2 * right)[:, acts.any(-1)].max() < 0.05
 
 
 @pytest.mark.parametrize("recurrent", [False, True])
