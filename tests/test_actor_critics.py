@@ -62,7 +62,7 @@ def test_a_high_temperature_and_an_illegal_action_are_finite():
     logits, legal = jnp.log(jnp.array([0.25, 0.75, 5.0])), jnp.array([True, True, False])
     entropy = -0.25 * np.log(0.25) - 0.75 * np.log(0.75)
     assert float(value(logits, 10.0, legal)) == pytest.approx(1.75 + 10 * entropy, rel=1e-5)
-    by_logits, by_alpha = jax.grad(value, (0, 1))(logits, 10.0, legal)
+    by_logits, by_alpha = jax.jit(jax.grad(value, (0, 1)))(logits, 10.0, legal)
     # dV/dlogit = p (q - V - α (log p + H)) with V the mean of q.
     slope = np.array([0.25, 0.75]) * (np.array([1.0, 2.0]) - 1.75 - 10 * (np.log([0.25, 0.75]) + entropy))
     np.testing.assert_allclose(by_logits, [*slope, 0.0], rtol=1e-4)
@@ -82,12 +82,17 @@ def test_a_padded_action_changes_nothing_in_the_penalty_of_logits():
             critic=Network(lambda key: 0.0, lambda p, carry, x, first: (carry, jnp.zeros((1, 4, 6, 2))), lambda s: ()),
             code=code,
         )
-        batch = random_batch(DISCRETE._replace(num_actions=len(logits)), jax.random.key(0))
-        legal = jnp.broadcast_to(jnp.arange(len(logits)) < num_real, (4, 6, 2, len(logits)))
-        batch = batch.replace(steps=batch.steps.replace(obs=batch.steps.obs.replace(action_mask=legal)))
-        params = {"actor": 0.0, "critic": 0.0}
-        noise = jnp.zeros((4, 6, 2, len(logits)))
-        return float(ddpg.ddpg_actor_loss(params, batch, noise, nets=nets, cfg=DDPGConfig(logit_coef=1.0))[0])
+
+        @jax.jit
+        def actor_loss(key):
+            batch = random_batch(DISCRETE._replace(num_actions=len(logits)), key)
+            legal = jnp.broadcast_to(jnp.arange(len(logits)) < num_real, (4, 6, 2, len(logits)))
+            batch = batch.replace(steps=batch.steps.replace(obs=batch.steps.obs.replace(action_mask=legal)))
+            params = {"actor": 0.0, "critic": 0.0}
+            noise = jnp.zeros((4, 6, 2, len(logits)))
+            return ddpg.ddpg_actor_loss(params, batch, noise, nets=nets, cfg=DDPGConfig(logit_coef=1.0))[0]
+
+        return float(actor_loss(jax.random.key(0)))
 
     assert loss([1.0, 3.0], 2) == loss([1.0, 3.0, 7.0], 2) == 5.0
 
@@ -105,9 +110,14 @@ def test_with_team_rewards_a_dead_agents_return_goes_on_as_long_as_the_teams(kin
     params = {"actor": compiled.init(nets.actor, jax.random.key(1)), "critic": 0.0}
     cfg = DDPGConfig(gamma=0.9, team_reward=kind)
     options = {"nets": nets._replace(critic=tens), "cfg": cfg}
-    ours = ddpg.ddpg_targets(params, batch, None, **options)
+
+    @jax.jit
+    def targets_and_metrics(params, batch):
+        ours = ddpg.ddpg_targets(params, batch, None, **options)
+        return ours, critics.critic_loss(params, batch, ours, **options)[1]
+
+    ours, metrics = targets_and_metrics(params, batch)
     np.testing.assert_allclose(ours, np.broadcast_to(target, (1, 6, 2)), rtol=1e-6)
-    _, metrics = critics.critic_loss(params, batch, ours, **options)
     assert float(metrics["value/target"]) == pytest.approx(np.mean(target))
     np.testing.assert_allclose(metrics["priority"], np.mean(np.abs(10 - np.array(target))), rtol=1e-5)
 
@@ -167,7 +177,7 @@ def test_the_soft_target_of_each_agent_is_its_own():
 
     target = jax.jit(target_of)(batch)
     np.testing.assert_allclose(target, np.broadcast_to([10.18, 19.18], (1, 5, 2)), rtol=1e-5)
-    _, metrics = critics.critic_loss(params, batch, target, nets=nets, cfg=cfg)
+    _, metrics = jax.jit(lambda *args: critics.critic_loss(*args, nets=nets, cfg=cfg))(params, batch, target)
     np.testing.assert_allclose(metrics["priority"], (0.18 + 0.82) / 2, rtol=1e-4)
     # Who waits has no choice, so its entropy is no part of its value.
     waiting = batch.steps.next_obs.replace(agent_mask=jnp.zeros((1, 5, 2), bool))
@@ -194,7 +204,7 @@ def test_slope_of_an_agents_action_in_a_product(others, slope):
         q = critics.read(batch, nets, cfg).values({"critic": ()}, current)[0]
         return losses.deterministic_policy_loss(q)[0, 0, 0]
 
-    grad = -jax.grad(loss_of_agent_1)(current)[0, 0, :, 0]
+    grad = -jax.jit(jax.grad(loss_of_agent_1))(current)[0, 0, :, 0]
     np.testing.assert_allclose(grad, [slope, 2.0 if others == "joint" else 0.0], rtol=1e-6)
 
 
@@ -343,11 +353,15 @@ def test_recurrent_critics_remember_observations_and_what_acting_recorded_is_whe
 def test_ornstein_uhlenbeck_noise_starts_anew_with_the_episode_and_has_a_memory():
     cfg = DDPGConfig(**SMALL, noise="ornstein_uhlenbeck", noise_start=0.1, noise_schedule="constant")
     learner = jmarl.iddpg(CONTINUOUS, cfg)
-    state, carry = training.init_state(learner, jax.random.key(0)), learner.init_carry((1000,))
-    carry = {**carry, "noise": jnp.ones_like(carry["noise"])}
-    obs, first = zero_observation(CONTINUOUS, (1000,)), jnp.arange(1000) < 500
-    _, after, _ = learner.act(state, carry, obs, first, jax.random.key(1))
-    noise = np.asarray(after["noise"])
+
+    @jax.jit
+    def noise_after(key):
+        state, carry = training.init_state(learner, key), learner.init_carry((1000,))
+        carry = {**carry, "noise": jnp.ones_like(carry["noise"])}
+        obs, first = zero_observation(CONTINUOUS, (1000,)), jnp.arange(1000) < 500
+        return learner.act(state, carry, obs, first, key)[1]["noise"]
+
+    noise = np.asarray(noise_after(jax.random.key(0)))
     assert noise[:500].mean() == pytest.approx(0.0, abs=0.02) and noise[500:].mean() == pytest.approx(0.85, abs=0.02)
     assert noise.std(axis=0)[0] > 0
 
