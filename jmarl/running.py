@@ -331,7 +331,7 @@ class _Watch:
                     f"The views of {seeds} never changed in {env_steps:,} steps, so nothing in them can be new: "
                     f"{name.removesuffix('changing_views')}bonus says nothing."
                 )
-            if name.startswith("loss/"):
+            if "loss/" in name:
                 self._learning(env_steps, name, ~np.isfinite(values))
         return metrics
 

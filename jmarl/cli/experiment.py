@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import io
 import math
+import re
 import secrets
 import shlex
 import shutil
@@ -501,7 +502,7 @@ def row_of_table(values: np.ndarray) -> list[str]:
 
 def new_name(algorithm: str, env: str) -> Path:
     """A folder that is not there yet."""
-    short = [name.rpartition("/")[2].replace("|", "_").replace(":", "_") for name in (algorithm, env)]
+    short = [re.sub(r"[^\w.+-]+", "_", name.rpartition("/")[2]).strip("_") for name in (algorithm, env)]
     base = f"{short[0]}-{short[1]}-{datetime.now():%Y%m%d-%H%M%S}"
     candidates = (Path("runs") / f"{base}{suffix}" for suffix in ("", *(f"-{i}" for i in range(2, 1000))))
     return next(path for path in candidates if not path.exists())
