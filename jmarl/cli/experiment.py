@@ -240,8 +240,10 @@ def describe(algorithm: str, options: Options, config: Any, env_kwargs: dict[str
             )
     facts = run_folders.facts_of(algorithm, options, built.config, env_kwargs, Path(), "")
     settings = {k: v for k, v in facts.items() if k not in ("format", "command", "config", "system", "run_dir")}
-    for name, values in {"experiment": settings, "config": facts["config"]}.items():
-        print(f"{name}\n" + "".join(f"  {key:24s}{value}\n" for key, value in values.items()))
+    config = {name: jmarl.configs.get(built.config, name) for name, _ in jmarl.configs.fields(built.config)}
+    for name, values in {"experiment": settings, "config": config}.items():
+        width = max(24, 2 + max(map(len, values)))
+        print(f"{name}\n" + "".join(f"  {key:{width}s}{value}\n" for key, value in values.items()))
     num_parameters = sum(x.size for x in jax.tree.leaves(state.train_state.params))
     per_iteration = built.loop.env_steps_per_iteration
     print(f"{num_parameters:,} parameters per seed")

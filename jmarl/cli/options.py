@@ -139,7 +139,10 @@ def _preset_of_composed(algorithm: str, env: str, name: str) -> presets.Preset:
     """That of the first algorithm within that learns, with the configs of all."""
     within = {inner: preset_of(inner, env, name) for inner in composed.innermost(algorithm)}
     learning = [preset for inner, preset in within.items() if inner != "random"] or list(within.values())
-    return learning[0]._replace(config=composed.config(algorithm, lambda inner: within[inner].config))
+    # What `shaped` reads apart is not added to the reward as well.
+    kwargs = {k: v for k, v in learning[0].env_kwargs.items() if "shaped(" not in algorithm or k != "shaped_reward"}
+    config = composed.config(algorithm, lambda inner: within[inner].config)
+    return learning[0]._replace(config=config, env_kwargs=kwargs)
 
 
 def side_by_side(options: Any, config: Any, *, has_mode: bool = True) -> Any:

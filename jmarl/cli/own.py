@@ -77,7 +77,9 @@ def config_class(name: str) -> type:
 
 
 def learns_from(name: str) -> str:
-    """Which batches an own algorithm takes, as its `Learner` says for the first kind of actions that it knows."""
+    """Which batches an algorithm takes, as its `Learner` says for the first kind of actions that it knows."""
+    if composed.is_composed(name):
+        return "replay" if "replay" in map(learns_from, composed.innermost(name)) else "rollouts"
     algorithm, config = find_algorithm(name), default_config(name)
     common: Mapping[str, Any] = {"name": "", "agents": ("a", "b"), "obs_shape": (1,), "state_shape": (2,)}
     bounds = ((-1.0,), (-1.0,)), ((1.0,), (1.0,))
