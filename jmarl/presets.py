@@ -16,6 +16,7 @@ from jmarl.learners import (
     PQNConfig,
     QConfig,
     QMIXConfig,
+    QPLEXConfig,
     RandomConfig,
     SACConfig,
     TD3Config,
@@ -24,7 +25,7 @@ from jmarl.learners import (
 )
 
 # with replay
-VALUE_BASED = ("iql", "vdn", "qmix", "cw_qmix", "ow_qmix")
+VALUE_BASED = ("iql", "vdn", "qmix", "cw_qmix", "ow_qmix", "qplex")
 DETERMINISTIC = {"iddpg": DDPGConfig, "maddpg": DDPGConfig, "itd3": TD3Config, "matd3": TD3Config}
 SOFT = ("isac", "masac")
 
@@ -166,8 +167,8 @@ def other(algorithm: str, env: str) -> Preset:
 
 
 def value_based(algorithm: str, env: str) -> Preset:
-    """IQL, VDN, QMIX and weighted QMIX with feed-forward agents. Not from a paper: see each family."""
-    own_classes = {"iql": QConfig, "vdn": VDNConfig, "qmix": QMIXConfig}
+    """IQL, VDN, QMIX, weighted QMIX and QPLEX with feed-forward agents. Not from a paper: see each family."""
+    own_classes = {"iql": QConfig, "vdn": VDNConfig, "qmix": QMIXConfig, "qplex": QPLEXConfig}
     config_class: Any = own_classes.get(algorithm, WQMIXConfig)
     if env.startswith("MPE_"):
         # A short horizon and an update for every 52 steps learn fastest; none of the published settings comes close.

@@ -51,6 +51,7 @@ CASES = {
     "qmix": (replayed(jmarl.qmix, UNIFORM), QConfig(**SMALL)),
     "cw_qmix": (replayed(jmarl.cw_qmix, UNIFORM), jmarl.WQMIXConfig(**SMALL)),
     "ow_qmix": (replayed(jmarl.ow_qmix, UNIFORM), jmarl.WQMIXConfig(**SMALL)),
+    "qplex": (replayed(jmarl.qplex, UNIFORM), jmarl.QPLEXConfig(**SMALL)),
     "iddpg": (replayed(jmarl.iddpg, UNIFORM), jmarl.DDPGConfig(**SMALL)),
     "maddpg": (replayed(jmarl.maddpg, UNIFORM), jmarl.DDPGConfig(**SMALL)),
     "itd3": (replayed(jmarl.itd3, UNIFORM), jmarl.TD3Config(**SMALL)),

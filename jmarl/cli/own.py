@@ -26,6 +26,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "qmix": jmarl.qmix,
     "cw_qmix": jmarl.cw_qmix,
     "ow_qmix": jmarl.ow_qmix,
+    "qplex": jmarl.qplex,
     "pqn_vdn": jmarl.pqn_vdn,
     "iddpg": jmarl.iddpg,
     "maddpg": jmarl.maddpg,

@@ -26,6 +26,7 @@ from jmarl.learners.ppo import (
 )
 from jmarl.learners.pqn import PQNConfig, PQNNets, pqn_loss, pqn_targets, pqn_vdn
 from jmarl.learners.q_learning import QConfig, QMIXConfig, QNets, VDNConfig, iql, q_loss, qmix, values_and_targets, vdn
+from jmarl.learners.qplex import QPLEXConfig, qplex
 from jmarl.learners.sac import SACConfig, isac, masac, sac_actor_loss, sac_alpha_loss, sac_targets
 from jmarl.learners.wqmix import WQMIXConfig, WQMIXNets, cw_qmix, ow_qmix, wqmix_loss
 
@@ -41,6 +42,7 @@ __all__ = [
     "QConfig",
     "QMIXConfig",
     "QNets",
+    "QPLEXConfig",
     "RandomConfig",
     "SACConfig",
     "TD3Config",
@@ -73,6 +75,7 @@ __all__ = [
     "pqn_vdn",
     "q_loss",
     "qmix",
+    "qplex",
     "random_policy",
     "sac_actor_loss",
     "sac_alpha_loss",
