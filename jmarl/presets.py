@@ -20,6 +20,8 @@ from jmarl.learners import (
     RandomConfig,
     SACConfig,
     TD3Config,
+    VDACConfig,
+    VDACMixConfig,
     VDNConfig,
     WQMIXConfig,
 )
@@ -28,6 +30,13 @@ from jmarl.learners import (
 VALUE_BASED = ("iql", "vdn", "qmix", "cw_qmix", "ow_qmix", "qplex")
 DETERMINISTIC = {"iddpg": DDPGConfig, "maddpg": DDPGConfig, "itd3": TD3Config, "matd3": TD3Config}
 SOFT = ("isac", "masac")
+# advantage actor-critic: whose preset of PPO it begins with, and its config
+ONE_STEP: dict[str, tuple[str, Any]] = {
+    "ia2c": ("ippo", A2CConfig),
+    "maa2c": ("mappo", A2CConfig),
+    "vdac_sum": ("ippo", VDACConfig),
+    "vdac_mix": ("ippo", VDACMixConfig),
+}
 
 
 class Replay(NamedTuple):
@@ -279,11 +288,11 @@ def counterfactual(env: str) -> Preset:
     return Preset(env, config, task(env), num_envs=64, rollout_length=26, total_steps=2_000_000)
 
 
-def one_step(preset: Preset) -> Preset:
+def one_step(preset: Preset, config_class: Any = A2CConfig) -> Preset:
     """Advantage actor-critic: a preset of PPO with one step on each of its rollouts, which are shorter for that."""
     config = {name: getattr(preset.config, name) for name in PPOConfig.__dataclass_fields__}
     config |= {"num_epochs": 1, "num_minibatches": 1, "normalize_advantage": "none"}
-    return preset._replace(config=A2CConfig(**config), rollout_length=min(preset.rollout_length, 13))
+    return preset._replace(config=config_class(**config), rollout_length=min(preset.rollout_length, 13))
 
 
 def for_environment(algorithm: str, env: str, name: str = "default") -> Preset:
@@ -300,8 +309,9 @@ def for_environment(algorithm: str, env: str, name: str = "default") -> Preset:
         return actor_critic(algorithm, env)
     if algorithm == "coma":
         return counterfactual(env)
-    if algorithm in ("ia2c", "maa2c"):
-        return one_step(for_environment({"ia2c": "ippo", "maa2c": "mappo"}[algorithm], env))
+    if algorithm in ONE_STEP:
+        of_ppo, config_class = ONE_STEP[algorithm]
+        return one_step(for_environment(of_ppo, env), config_class)
     if algorithm == "random":
         return for_environment("ippo", env)._replace(config=RandomConfig(), total_steps=100_000)
     if env.startswith("MPE_"):

@@ -43,6 +43,8 @@ CASES = {
     "mappo": (on_policy(jmarl.mappo, MEMORY), PPO.replace(recurrent=True, cell_size=4)),
     "ia2c": (on_policy(jmarl.ia2c), jmarl.A2CConfig(**SMALL)),
     "maa2c": (on_policy(jmarl.maa2c), jmarl.A2CConfig(**SMALL)),
+    "vdac_sum": (on_policy(jmarl.vdac_sum), jmarl.VDACConfig(**SMALL)),
+    "vdac_mix": (on_policy(jmarl.vdac_mix, MEMORY), jmarl.VDACMixConfig(**SMALL, recurrent=True, cell_size=4)),
     "coma": (on_policy(jmarl.coma), jmarl.COMAConfig(**SMALL)),
     "pqn_vdn": (on_policy(jmarl.pqn_vdn), PQNConfig(**SMALL)),
     "random": (on_policy(jmarl.random_policy), jmarl.RandomConfig()),

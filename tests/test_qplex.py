@@ -83,7 +83,7 @@ def test_the_best_joint_action_is_everyones_own(seed):
     params, q, obs = drawn(seed)
     total, legal = np.asarray(of_all_joint_actions(params, jnp.asarray(q), obs)), np.asarray(obs.action_mask)
     is_legal = legal[0, JOINT[:, 0]] & legal[1, JOINT[:, 1]]
-    own = (JOINT == np.where(legal, q, -np.inf).argmax(-1)).all(-1)
+    own = (np.where(legal, q, -np.inf).argmax(-1) == JOINT).all(-1)
     # Heads may have closed: then the others are as good, to the last bit that single precision knows.
     assert total[own] >= total[is_legal & ~own].max(initial=-np.inf) - 1e-6
 
@@ -153,7 +153,7 @@ def test_finds_the_best_joint_action_that_no_monotonic_mixer_is_sure_to_find():
 
     returns, metrics = jax.jit(jax.vmap(train))(jax.random.split(jax.random.key(0), 2))
     assert returns.tolist() == [8.0] * 2
-    assert (metrics["loss/td"][:, -1] < 1.0).all()  # and all of the payoffs, not the 8 alone
+    assert (np.median(metrics["loss/td"][:, -50:], axis=1) < 1.0).all()  # and all of the payoffs, not the 8 alone
 
 
 # ---------------------------------------------------------------------------------------------------------- bad input

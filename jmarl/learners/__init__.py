@@ -28,6 +28,7 @@ from jmarl.learners.pqn import PQNConfig, PQNNets, pqn_loss, pqn_targets, pqn_vd
 from jmarl.learners.q_learning import QConfig, QMIXConfig, QNets, VDNConfig, iql, q_loss, qmix, values_and_targets, vdn
 from jmarl.learners.qplex import QPLEXConfig, qplex
 from jmarl.learners.sac import SACConfig, isac, masac, sac_actor_loss, sac_alpha_loss, sac_targets
+from jmarl.learners.vdac import VDACConfig, VDACMixConfig, vdac_mix, vdac_sum
 from jmarl.learners.wqmix import WQMIXConfig, WQMIXNets, cw_qmix, ow_qmix, wqmix_loss
 
 __all__ = [
@@ -46,6 +47,8 @@ __all__ = [
     "RandomConfig",
     "SACConfig",
     "TD3Config",
+    "VDACConfig",
+    "VDACMixConfig",
     "VDNConfig",
     "WQMIXConfig",
     "WQMIXNets",
@@ -82,6 +85,8 @@ __all__ = [
     "sac_targets",
     "scripted",
     "values_and_targets",
+    "vdac_mix",
+    "vdac_sum",
     "vdn",
     "wqmix_loss",
 ]

@@ -29,8 +29,20 @@ from jaxtyping import Array, Float
 from jmarl import configs, losses, masks, normalize, optim
 from jmarl.configs import config
 from jmarl.learners import checks, on_policy, parts
-from jmarl.networks import actor_critic
-from jmarl.types import EnvSpec, Learner, Metrics, Moments, Numeric, Params, Policy, TrainState, Trajectory, static
+from jmarl.networks import actor_critic, mixers
+from jmarl.types import (
+    EnvSpec,
+    Learner,
+    Metrics,
+    Mixer,
+    Moments,
+    Numeric,
+    Params,
+    Policy,
+    TrainState,
+    Trajectory,
+    static,
+)
 
 CriticView = Literal["auto", "obs", "state", "state_id", "state_obs"]
 
@@ -239,18 +251,19 @@ def maa2c(spec: EnvSpec, cfg: A2CConfig, nets: Policy | None = None, *, targets=
 # ----------------------------------------------------------------------------------------------------- the parts
 
 
-def default_policy(spec: EnvSpec, cfg: PPOConfig) -> Policy:
-    """The policy that `cfg` describes."""
+def default_policy(spec: EnvSpec, cfg: PPOConfig, mixer: Mixer | None = None) -> Policy:
+    """The policy that `cfg` describes; with a mixer, its value is the team's, made of those of the agents."""
+    of_team = (lambda net: net) if mixer is None else (lambda net: mixers.mixed(net, mixer))
     cfg = parts.with_critic_view(cfg, "obs")
     model, head = actor_critic.from_config(cfg)
     output, distribution = actor_critic.policy_output(spec, head, cfg.action_distribution)
     value = lambda size: (head(size, scale=1.0),)  # noqa: E731
     if cfg.shared_torso:
         both = actor_critic.of_own_view(spec, lambda size: (output(size), *value(1)), model, cfg.sharing)
-        return actor_critic.shared_torso(both, distribution)
+        return actor_critic.shared_torso(of_team(both), distribution)
     actor = actor_critic.of_own_view(spec, lambda size: (output(size),), model, cfg.sharing)
     critic = actor_critic.of_state_or_view(spec, value, model, cfg.sharing, cfg.critic_view)
-    return actor_critic.separate(actor, critic, distribution)
+    return actor_critic.separate(actor, of_team(critic), distribution)
 
 
 def _schedules(cfg: PPOConfig) -> tuple[optim.Schedule, optim.Schedule]:

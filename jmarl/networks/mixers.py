@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jmarl import losses
+from jmarl import losses, masks
 from jmarl.networks.initializers import draw_at_once, lecun
-from jmarl.types import EnvSpec, Mixer, Observation
+from jmarl.types import EnvSpec, Mixer, Network, Observation
 
 
 class Hypernetwork(nn.Module):
@@ -42,6 +42,7 @@ class QMIX(nn.Module):
       hypernet_sizes: hidden widths of the hypernetworks of W₁ and w₂; () for linear ones.
       bias_size: hidden width of b₂'s.
       scale: variance of the hypernetworks' output kernels. Small, so that Q_tot starts near 0: at 1, training is worse.
+      is_monotonic: False for weights of either sign, W₁(s) and w₂(s), as in FACMAC without the constraint.
 
     References:
       Rashid et al., 2018, QMIX, sec. 4 and fig. 2 (https://arxiv.org/abs/1803.11485).
@@ -51,14 +52,16 @@ class QMIX(nn.Module):
     hypernet_sizes: Sequence[int] = (64,)
     bias_size: int = 32
     scale: float = 0.01
+    is_monotonic: bool = True
 
     @nn.compact
     def __call__(self, q: Float[Array, "*batch N"], state: Float[Array, "*batch S"]) -> Float[Array, "*batch"]:
         def weights(size, name, hidden_sizes=()):
             return Hypernetwork(size, hidden_sizes, self.scale, name=name)(state)
 
-        w1 = jnp.abs(weights(q.shape[-1] * self.embed_size, "hyper_w1", self.hypernet_sizes))
-        w2 = jnp.abs(weights(self.embed_size, "hyper_w2", self.hypernet_sizes))
+        signed = jnp.abs if self.is_monotonic else lambda x: x
+        w1 = signed(weights(q.shape[-1] * self.embed_size, "hyper_w1", self.hypernet_sizes))
+        w2 = signed(weights(self.embed_size, "hyper_w2", self.hypernet_sizes))
         b1, b2 = weights(self.embed_size, "hyper_b1"), weights(1, "hyper_b2", (self.bias_size,))
         w1 = w1.reshape(*q.shape, self.embed_size)
         # A sum of products: N is small, and a batch of tiny matrix products is slow everywhere.
@@ -174,6 +177,35 @@ def mixer(module: nn.Module, spec: EnvSpec) -> Mixer:
         return value.reshape(taken.shape[:-1])
 
     return Mixer(init, apply)
+
+
+def mixed(net: Network, mixer: Mixer) -> Network:
+    """A network of agents' values, as that of the team's value which a mixer makes of them, the same for each agent.
+
+    Where nobody acts, the values of all are mixed: the team waits, and its return goes on.
+
+    Args:
+      net: from observations, or a tuple that begins with them, to values, or a tuple that ends with them.
+      mixer: reads them as those of one action each.
+
+    Returns:
+      The network. Its parameters are {"agents": of `net`, "mixer": of `mixer`}.
+    """
+
+    def init(key):
+        return {"agents": net.init(key), "mixer": mixer.init(jax.random.fold_in(key, 1))}
+
+    def apply(params, carry, x, first):
+        carry, out = net.apply(params["agents"], carry, x, first)
+        *rest, value = out if isinstance(out, tuple) else (out,)
+        obs = x[0] if isinstance(x, tuple) else x
+        obs = masks.speaking(obs, jnp.ones_like(obs.agent_mask))
+        q, only = value.reshape(*obs.agent_mask.shape, 1), jnp.zeros(obs.agent_mask.shape, jnp.int32)
+        total = mixer.apply(params["mixer"], q, only, obs)[..., None]
+        total = jnp.broadcast_to(total, only.shape).reshape(value.shape)
+        return carry, (*rest, total) if rest else total
+
+    return net._replace(init=init, apply=apply)
 
 
 def duplex(module: QPLEX, spec: EnvSpec) -> Mixer:
