@@ -86,15 +86,15 @@ def test_targets_and_loss_match_a_loop_over_steps():
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_parameter_learns(name):
+def test_every_parameter_learns_and_the_value_is_the_teams(name):
     algorithm, cfg = CASES[name]
     env = envs.probe("memory", num_agents=2)
     learner = algorithm(env.spec, cfg)
     run = training.start(env, learner, jax.random.key(0), num_envs=4)
-    update = jax.jit(
-        lambda run: learner.update(run.train_state, training.rollout(env, learner, run, length=4)[1], run.key)
-    )
-    new, _ = update(run)
+    run, batch, _ = jax.jit(lambda run: training.rollout(env, learner, run, length=4))(run)
+    value = batch.steps.measured["value"]
+    np.testing.assert_array_equal(value[..., 0], value[..., 1])
+    new, _ = jax.jit(learner.update)(run.train_state, batch, run.key)
     moved = jax.tree.map(lambda x, y: bool((x != y).any()), run.train_state.params, new.params)
     assert all(jax.tree.leaves(moved)), moved
 
