@@ -14,6 +14,8 @@ from jmarl.learners import (
     DDPGConfig,
     PPOConfig,
     PQNConfig,
+    PQNIQLConfig,
+    PQNQMIXConfig,
     QConfig,
     QMIXConfig,
     QPLEXConfig,
@@ -29,6 +31,7 @@ from jmarl.learners import (
 # with replay
 VALUE_BASED = ("iql", "vdn", "qmix", "cw_qmix", "ow_qmix", "qplex")
 DETERMINISTIC = {"iddpg": DDPGConfig, "maddpg": DDPGConfig, "itd3": TD3Config, "matd3": TD3Config}
+PQN: dict[str, Any] = {"pqn_iql": PQNIQLConfig, "pqn_vdn": PQNConfig, "pqn_qmix": PQNQMIXConfig}
 SOFT = ("isac", "masac")
 # advantage actor-critic: whose preset of PPO it begins with, and its config
 ONE_STEP: dict[str, tuple[str, Any]] = {
@@ -234,9 +237,9 @@ def quick(algorithm: str, env: str) -> Preset:
     )
 
 
-def pqn(env: str) -> Preset:
-    """PQN-VDN: many environments side by side take the place of replay."""
-    config: Any = PQNConfig(learning_rate=2e-3, learning_rate_schedule="linear", num_minibatches=8)
+def pqn(algorithm: str, env: str) -> Preset:
+    """PQN of IQL, VDN and QMIX: many environments side by side take the place of replay."""
+    config: Any = PQN[algorithm](learning_rate=2e-3, learning_rate_schedule="linear", num_minibatches=8)
     if env.startswith("MPE_"):
         config = config.replace(gamma=0.85, lambda_=0.6, epsilon_end=0.05, epsilon_steps=100_000)
     return Preset(env, config, task(env), num_envs=64, rollout_length=26, total_steps=2_000_000)
@@ -303,8 +306,8 @@ def for_environment(algorithm: str, env: str, name: str = "default") -> Preset:
         return quick(algorithm, env)
     if algorithm in VALUE_BASED:
         return value_based(algorithm, env)
-    if algorithm == "pqn_vdn":
-        return pqn(env)
+    if algorithm in PQN:
+        return pqn(algorithm, env)
     if algorithm in DETERMINISTIC or algorithm in SOFT:
         return actor_critic(algorithm, env)
     if algorithm == "coma":

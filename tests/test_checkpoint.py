@@ -47,6 +47,8 @@ CASES = {
     "vdac_mix": (on_policy(jmarl.vdac_mix, MEMORY), jmarl.VDACMixConfig(**SMALL, recurrent=True, cell_size=4)),
     "coma": (on_policy(jmarl.coma), jmarl.COMAConfig(**SMALL)),
     "pqn_vdn": (on_policy(jmarl.pqn_vdn), PQNConfig(**SMALL)),
+    "pqn_iql": (on_policy(jmarl.pqn_iql), jmarl.PQNIQLConfig(**SMALL)),
+    "pqn_qmix": (on_policy(jmarl.pqn_qmix), jmarl.PQNQMIXConfig(**SMALL)),
     "random": (on_policy(jmarl.random_policy), jmarl.RandomConfig()),
     "iql": (replayed(jmarl.iql, UNIFORM), QConfig(**SMALL)),
     "vdn": (replayed(jmarl.vdn, SEQUENCES), QConfig(**SMALL, recurrent=True, cell_size=4)),

@@ -28,6 +28,8 @@ ALGORITHMS: dict[str, Algorithm] = {
     "ow_qmix": jmarl.ow_qmix,
     "qplex": jmarl.qplex,
     "pqn_vdn": jmarl.pqn_vdn,
+    "pqn_iql": jmarl.pqn_iql,
+    "pqn_qmix": jmarl.pqn_qmix,
     "iddpg": jmarl.iddpg,
     "maddpg": jmarl.maddpg,
     "itd3": jmarl.itd3,

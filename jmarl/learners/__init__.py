@@ -24,7 +24,17 @@ from jmarl.learners.ppo import (
     ppo_loss,
     ppo_targets,
 )
-from jmarl.learners.pqn import PQNConfig, PQNNets, pqn_loss, pqn_targets, pqn_vdn
+from jmarl.learners.pqn import (
+    PQNConfig,
+    PQNIQLConfig,
+    PQNNets,
+    PQNQMIXConfig,
+    pqn_iql,
+    pqn_loss,
+    pqn_qmix,
+    pqn_targets,
+    pqn_vdn,
+)
 from jmarl.learners.q_learning import QConfig, QMIXConfig, QNets, VDNConfig, iql, q_loss, qmix, values_and_targets, vdn
 from jmarl.learners.qplex import QPLEXConfig, qplex
 from jmarl.learners.sac import SACConfig, isac, masac, sac_actor_loss, sac_alpha_loss, sac_targets
@@ -39,7 +49,9 @@ __all__ = [
     "PPOConfig",
     "PPOTargets",
     "PQNConfig",
+    "PQNIQLConfig",
     "PQNNets",
+    "PQNQMIXConfig",
     "QConfig",
     "QMIXConfig",
     "QNets",
@@ -73,7 +85,9 @@ __all__ = [
     "ow_qmix",
     "ppo_loss",
     "ppo_targets",
+    "pqn_iql",
     "pqn_loss",
+    "pqn_qmix",
     "pqn_targets",
     "pqn_vdn",
     "q_loss",

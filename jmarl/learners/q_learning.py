@@ -44,7 +44,7 @@ Aux = tuple[Metrics, dict[str, Moments]]  # what a loss tells beside its scalar
 
 
 @config
-class QConfig(configs.OptimizerConfig, configs.EpsilonConfig, configs.NetworkConfig):
+class QConfig(configs.OptimizerConfig, configs.EpsilonConfig, configs.QNetworkConfig):
     """Hyperparameters of IQL."""
 
     gamma: Numeric = 0.99  # discount of future rewards
@@ -362,10 +362,14 @@ def targets_of(
     return jax.lax.stop_gradient(target), moments
 
 
-def agent_network(spec: EnvSpec, cfg: configs.NetworkConfig) -> Network:
+def agent_network(spec: EnvSpec, cfg: configs.QNetworkConfig) -> Network:
     """The agents' network that `cfg` describes: from each one's view to a value of each action."""
     model, output = actor_critic.from_config(cfg)
-    return actor_critic.of_own_view(spec, lambda num_actions: (output(num_actions),), model, cfg.sharing)
+
+    def outputs(num_actions):
+        return (networks.Dueling(output(1), output(num_actions)) if cfg.dueling else output(num_actions),)
+
+    return actor_critic.of_own_view(spec, outputs, model, cfg.sharing)
 
 
 def monotonic_mixer(spec: EnvSpec, cfg: MonotonicConfig) -> Mixer:
