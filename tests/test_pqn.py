@@ -23,7 +23,8 @@ MIX = {"mixer_embed_size": 4, "mixer_hypernet_sizes": ()}
 def test_targets_of_independent_agents_match_a_loop_over_steps(recurrent, team_reward):
     """With a memory, episodes cut off on the way, and an agent that is dead while the other goes on."""
     env = envs.probe("time_limit", num_agents=2, num_steps=3)
-    cfg = PQNIQLConfig(**SMALL, recurrent=recurrent, cell_size=8, lambda_=0.8, team_reward=team_reward)
+    own = {"sharing": "per_agent", "team_reward": team_reward}
+    cfg = PQNIQLConfig(**SMALL, **own, recurrent=recurrent, cell_size=8, lambda_=0.8)
     learner, agent = jmarl.pqn_iql(env.spec, cfg), q_learning.agent_network(env.spec, cfg)
     run = training.start(env, learner, jax.random.key(0), num_envs=4)
     run, batch, _ = training.rollout(env, learner, run, length=8)
@@ -97,6 +98,9 @@ def test_independent_agents_with_parameters_of_their_own_learn_as_if_alone():
     one, two = (update(state, b, jax.random.key(2))[0].params for b in (batch, scaled))
     same = lambda i: [bool((x[i] == y[i]).all()) for x, y in zip(*map(jax.tree.leaves, (one, two)), strict=True)]  # noqa: E731
     assert all(same(0)) and not any(same(1))
+    alone = [batch.replace(weight=batch.weight.at[:, :, i].set(0.0)) for i in (0, 1)]
+    both, *each = (float(update(state, b, jax.random.key(2))[1]["loss/td"]) for b in (batch, *alone))
+    assert both == pytest.approx(sum(each), rel=1e-5)  # a sum of means, each of one agent's steps
 
 
 @pytest.mark.parametrize("algorithm, cls", [(jmarl.pqn_iql, PQNIQLConfig), (jmarl.pqn_qmix, PQNQMIXConfig)])
