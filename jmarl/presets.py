@@ -12,6 +12,7 @@ from jmarl.learners import (
     A2CConfig,
     COMAConfig,
     DDPGConfig,
+    FACMACConfig,
     PPOConfig,
     PQNConfig,
     PQNIQLConfig,
@@ -30,7 +31,13 @@ from jmarl.learners import (
 
 # with replay
 VALUE_BASED = ("iql", "vdn", "qmix", "cw_qmix", "ow_qmix", "qplex")
-DETERMINISTIC = {"iddpg": DDPGConfig, "maddpg": DDPGConfig, "itd3": TD3Config, "matd3": TD3Config}
+DETERMINISTIC: dict[str, Any] = {
+    "iddpg": DDPGConfig,
+    "maddpg": DDPGConfig,
+    "itd3": TD3Config,
+    "matd3": TD3Config,
+    "facmac": FACMACConfig,
+}
 PQN: dict[str, Any] = {"pqn_iql": PQNIQLConfig, "pqn_vdn": PQNConfig, "pqn_qmix": PQNQMIXConfig}
 SOFT = ("isac", "masac")
 # advantage actor-critic: whose preset of PPO it begins with, and its config

@@ -60,6 +60,7 @@ CASES = {
     "maddpg": (replayed(jmarl.maddpg, UNIFORM), jmarl.DDPGConfig(**SMALL)),
     "itd3": (replayed(jmarl.itd3, UNIFORM), jmarl.TD3Config(**SMALL)),
     "matd3": (replayed(jmarl.matd3, UNIFORM), jmarl.TD3Config(**SMALL)),
+    "facmac": (replayed(jmarl.facmac, UNIFORM), jmarl.FACMACConfig(**SMALL)),
     "isac": (replayed(jmarl.isac, UNIFORM), jmarl.SACConfig(**SMALL)),
     "masac": (replayed(jmarl.masac, UNIFORM), jmarl.SACConfig(**SMALL)),
 }

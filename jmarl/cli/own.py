@@ -34,6 +34,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "maddpg": jmarl.maddpg,
     "itd3": jmarl.itd3,
     "matd3": jmarl.matd3,
+    "facmac": jmarl.facmac,
     "isac": jmarl.isac,
     "masac": jmarl.masac,
     "coma": jmarl.coma,

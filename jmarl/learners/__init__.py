@@ -13,6 +13,7 @@ from jmarl.learners.ddpg import (
     maddpg,
     matd3,
 )
+from jmarl.learners.facmac import FACMACConfig, facmac, facmac_actor_loss, facmac_critic_loss
 from jmarl.learners.ppo import (
     A2CConfig,
     PPOConfig,
@@ -46,6 +47,7 @@ __all__ = [
     "COMAConfig",
     "COMATargets",
     "DDPGConfig",
+    "FACMACConfig",
     "PPOConfig",
     "PPOTargets",
     "PQNConfig",
@@ -71,6 +73,9 @@ __all__ = [
     "cw_qmix",
     "ddpg_actor_loss",
     "ddpg_targets",
+    "facmac",
+    "facmac_actor_loss",
+    "facmac_critic_loss",
     "ia2c",
     "iddpg",
     "ippo",
