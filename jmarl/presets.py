@@ -13,6 +13,8 @@ from jmarl.learners import (
     COMAConfig,
     DDPGConfig,
     FACMACConfig,
+    HAA2CConfig,
+    HAPPOConfig,
     PPOConfig,
     PQNConfig,
     PQNIQLConfig,
@@ -305,6 +307,15 @@ def one_step(preset: Preset, config_class: Any = A2CConfig) -> Preset:
     return preset._replace(config=config_class(**config), rollout_length=min(preset.rollout_length, 13))
 
 
+def one_after_the_other(algorithm: str, preset: Preset) -> Preset:
+    """HAPPO and HAA2C: a preset of MAPPO with parameters of their own, one minibatch, and what else they share."""
+    cls = HAPPOConfig if algorithm == "happo" else HAA2CConfig
+    apart = ("sharing", "critic_view", "num_minibatches")
+    shared = set(cls.__dataclass_fields__) & set(PPOConfig.__dataclass_fields__) - set(apart)
+    preset = preset if algorithm == "happo" else one_step(preset)
+    return preset._replace(config=cls(**{name: getattr(preset.config, name) for name in shared}))
+
+
 def for_environment(algorithm: str, env: str, name: str = "default") -> Preset:
     """The preset of the family that `env` belongs to. Environments are not checked here; `jmarl.make` does that."""
     if name not in ("default", "quick"):
@@ -322,6 +333,8 @@ def for_environment(algorithm: str, env: str, name: str = "default") -> Preset:
     if algorithm in ONE_STEP:
         of_ppo, config_class = ONE_STEP[algorithm]
         return one_step(for_environment(of_ppo, env), config_class)
+    if algorithm in ("happo", "haa2c"):
+        return one_after_the_other(algorithm, for_environment("mappo", env))
     if algorithm == "random":
         return for_environment("ippo", env)._replace(config=RandomConfig(), total_steps=100_000)
     if env.startswith("MPE_"):

@@ -43,6 +43,8 @@ CASES = {
     "mappo": (on_policy(jmarl.mappo, MEMORY), PPO.replace(recurrent=True, cell_size=4)),
     "ia2c": (on_policy(jmarl.ia2c), jmarl.A2CConfig(**SMALL)),
     "maa2c": (on_policy(jmarl.maa2c), jmarl.A2CConfig(**SMALL)),
+    "happo": (on_policy(jmarl.happo, MEMORY), jmarl.HAPPOConfig(**SMALL, recurrent=True, cell_size=4)),
+    "haa2c": (on_policy(jmarl.haa2c), jmarl.HAA2CConfig(**SMALL, sharing="per_group")),
     "vdac_sum": (on_policy(jmarl.vdac_sum), jmarl.VDACConfig(**SMALL)),
     "vdac_mix": (on_policy(jmarl.vdac_mix, MEMORY), jmarl.VDACMixConfig(**SMALL, recurrent=True, cell_size=4)),
     "coma": (on_policy(jmarl.coma), jmarl.COMAConfig(**SMALL)),

@@ -52,9 +52,9 @@ def test_losses_match_a_loop_over_steps(mixer):
     state = state.replace(target_params={name: old[name] for name in state.target_params})
     batch = random_batch(SPEC, jax.random.key(1), length=1, batch_size=5)
     acts, next_acts = np.ones((5, 2), bool), np.ones((5, 2), bool)
-    acts[1], next_acts[1], next_acts[2], acts[3] = [True, False], [True, False], False, False
+    acts[1], next_acts[1], next_acts[2], acts[3] = [False, True], [False, True], False, False
     weight, ends = np.ones((5, 2)), np.zeros((5, 2), bool)
-    weight[1, 1], ends[4], ends[0, 0] = 0, True, True  # the team goes on where only agent 0's return ends
+    weight[1, 0], ends[4], ends[0, 0] = 0, True, True  # the team goes on where only agent 0's return ends
     steps = batch.steps.replace(
         obs=batch.steps.obs.replace(agent_mask=jnp.asarray(acts)[None]),
         next_obs=batch.steps.next_obs.replace(agent_mask=jnp.asarray(next_acts)[None]),

@@ -40,6 +40,8 @@ ALGORITHMS: dict[str, Algorithm] = {
     "coma": jmarl.coma,
     "ia2c": jmarl.ia2c,
     "maa2c": jmarl.maa2c,
+    "happo": jmarl.happo,
+    "haa2c": jmarl.haa2c,
     "vdac_sum": jmarl.vdac_sum,
     "vdac_mix": jmarl.vdac_mix,
     "random": jmarl.random_policy,

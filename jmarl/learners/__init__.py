@@ -14,6 +14,15 @@ from jmarl.learners.ddpg import (
     matd3,
 )
 from jmarl.learners.facmac import FACMACConfig, facmac, facmac_actor_loss, facmac_critic_loss
+from jmarl.learners.happo import (
+    HAA2CConfig,
+    HANets,
+    HAPPOConfig,
+    haa2c,
+    happo,
+    happo_critic_loss,
+    happo_loss,
+)
 from jmarl.learners.ppo import (
     A2CConfig,
     PPOConfig,
@@ -48,6 +57,9 @@ __all__ = [
     "COMATargets",
     "DDPGConfig",
     "FACMACConfig",
+    "HAA2CConfig",
+    "HANets",
+    "HAPPOConfig",
     "PPOConfig",
     "PPOTargets",
     "PQNConfig",
@@ -76,6 +88,10 @@ __all__ = [
     "facmac",
     "facmac_actor_loss",
     "facmac_critic_loss",
+    "haa2c",
+    "happo",
+    "happo_critic_loss",
+    "happo_loss",
     "ia2c",
     "iddpg",
     "ippo",
