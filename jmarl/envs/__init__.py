@@ -29,7 +29,7 @@ from typing import Any
 
 from jmarl.envs import gymnax_adapter, jaxmarl_adapter
 from jmarl.envs.checks import check_env
-from jmarl.envs.games import PROBES, matrix_game, probe, two_step_game
+from jmarl.envs.games import PROBES, key_door, matrix_game, probe, two_step_game, zero_sum_game
 from jmarl.envs.gymnax_adapter import from_gymnax
 from jmarl.envs.jaxmarl_adapter import RawStep, from_jaxmarl
 from jmarl.envs.predator_prey import predator_prey
@@ -44,12 +44,14 @@ __all__ = [
     "flatten_views",
     "from_gymnax",
     "from_jaxmarl",
+    "key_door",
     "make",
     "matrix_game",
     "predator_prey",
     "probe",
     "two_step_game",
     "with_agent_ids",
+    "zero_sum_game",
 ]
 
 
