@@ -18,7 +18,7 @@ from jmarl import buffers, configs, deprecation, files, parallel, rows, saving, 
 from jmarl import keys as keys_module
 from jmarl.logging import Sink
 from jmarl.saving import Best, Checkpointing, Progress
-from jmarl.types import Env, Loop, RunState, TrainState
+from jmarl.types import Config, Env, Loop, RunState, TrainState
 
 __all__ = ["Best", "Checkpointing", "Evaluation", "run"]
 
@@ -41,7 +41,7 @@ class Evaluation(NamedTuple):
 def run(
     loop: Loop,
     key: PRNGKeyArray,
-    cfg: Any,
+    cfg: Config,
     *,
     num_iterations: int,
     initial: RunState | TrainState | Any = None,

@@ -17,6 +17,7 @@ from jmarl.learners import checks
 from jmarl.types import (
     Algorithm,
     Buffer,
+    Config,
     Env,
     EpisodeStats,
     Learner,
@@ -322,7 +323,7 @@ def _name(algorithm: Algorithm) -> str:
 
 
 @renamed_arguments(num_steps="num_iterations")
-def make_train(loop: Loop, num_iterations: int) -> Callable[[PRNGKeyArray, Any], tuple[RunState, Metrics]]:
+def make_train(loop: Loop, num_iterations: int) -> Callable[[PRNGKeyArray, Config], tuple[RunState, Metrics]]:
     """`train(key, cfg) -> (RunState, Metrics [num_iterations])`: a whole run as one function, to be jitted and vmapped.
 
     >>> from jmarl import PPOConfig, envs, ippo
@@ -340,7 +341,7 @@ def make_train(loop: Loop, num_iterations: int) -> Callable[[PRNGKeyArray, Any],
     return train
 
 
-def with_horizon(loop: Loop, cfg: Any, num_iterations: int) -> Any:
+def with_horizon(loop: Loop, cfg: Config, num_iterations: int) -> Any:
     """Schedules end with the run unless the config says otherwise."""
     if not configs.is_config(cfg):
         return cfg
@@ -350,7 +351,7 @@ def with_horizon(loop: Loop, cfg: Any, num_iterations: int) -> Any:
     return configs.replace(cfg, dict.fromkeys(open_ends, num_iterations * loop.updates_per_iteration))
 
 
-def sweep(cfg: Any, **values: Any) -> tuple[Any, Any]:
+def sweep(cfg: Config, **values: Any) -> tuple[Any, Any]:
     """A config whose named leaves hold one value for each run of a sweep, and the `in_axes` to vmap over it.
 
     Several names are swept together: run i takes the i-th value of each. A config within a config has dotted names:
@@ -382,7 +383,7 @@ def sweep(cfg: Any, **values: Any) -> tuple[Any, Any]:
     return configs.replace(cfg, arrays), configs.replace(axes, dict.fromkeys(values, 0))
 
 
-def swept_values(cfg: Any, axes: Any) -> dict[str, Array]:
+def swept_values(cfg: Config, axes: Any) -> dict[str, Array]:
     """The values `[num_settings]` of each hyperparameter that `sweep` varies, by dotted name."""
     names = [] if axes is None else [name for name, axis in configs.leaves(axes).items() if axis == 0]
     return {name: configs.get(cfg, name) for name in names}

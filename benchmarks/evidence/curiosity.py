@@ -2,10 +2,10 @@
 
     python benchmarks/evidence/curiosity.py --out benchmarks/results/curiosity
 
-Tasks: `key_door`, a grid on which a key opens a door in the other corner (best return 1), and gymnax's MountainCar-v0,
-whose episodes have 200 steps unless the car gets to the top, with normalised observations. All seeds of a method train
-side by side. A seed has solved key_door if its last tenth of rows has a mean return of at least 0.9, and MountainCar if
-they have a mean length of at most 160 steps. Leaves `curiosity.json` and `curiosity.png`.
+Tasks: `key_door`, a grid on which a key opens a door in the other corner (best return 1), and gymnax's DeepSea-bsuite
+with 16 rows, of which one way in 2^16 leads to the treasure, each right step of it at a cost (best return 0.99). All
+seeds of a method train side by side, with normalised observations. A seed has solved its task if its last tenth of rows
+has a mean return of at least 0.9. Leaves `curiosity.json` and `curiosity.png`.
 """
 
 import argparse
@@ -32,12 +32,12 @@ TASKS: dict[str, dict[str, Any]] = {
         "steps": 300_000,
         "eta": 0.1,
     },
-    "MountainCar-v0": {
-        "env": lambda: jmarl.make("MountainCar-v0"),
-        "metric": "train/episode_length",
-        "is_solved": lambda x: x <= 160,
-        "rollout_length": 256,
-        "steps": 800_000,
+    "DeepSea-bsuite": {
+        "env": lambda: jmarl.make("DeepSea-bsuite", size=16),
+        "metric": "train/return_mean",
+        "is_solved": lambda x: x >= 0.9,
+        "rollout_length": 64,
+        "steps": 300_000,
         "eta": 1.0,
     },
 }

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from jmarl import configs
 from jmarl.networks import heads
 from jmarl.networks.sharing import groups_of, network, one_step, share
 from jmarl.networks.torsos import Model, Output
@@ -34,9 +35,13 @@ class GaussianOutput(nn.Module):
         return mean, jnp.broadcast_to(log_std, mean.shape)
 
 
-def from_config(cfg: Any) -> tuple[Build, Build]:
+def from_config(cfg: configs.NetworkConfig) -> tuple[Build, Build]:
     """`model` and `head` as a learner's config describes them: cell, widths, activation, normalisation, initialiser."""
-    common = {"activation": cfg.activation, "layer_norm": cfg.layer_norm, "kernel_init": cfg.kernel_init}
+    common: dict[str, Any] = {
+        "activation": cfg.activation,
+        "layer_norm": cfg.layer_norm,
+        "kernel_init": cfg.kernel_init,
+    }
     model = functools.partial(
         Model,
         hidden_sizes=cfg.hidden_sizes,
