@@ -135,7 +135,9 @@ def rollout(
         counts = counts | ~was_over
     reward = jnp.where(counts | jnp.isfinite(steps.reward), steps.reward, 0.0)
     steps = dataclasses.replace(steps, reward=reward)
-    returns, steps_so_far, measured = _count_episodes(run.episodes, steps.reward, steps.last, info)
+    returns, steps_so_far, measured = _count_episodes(
+        run.episodes, steps.reward, steps.last, info, env.spec.agents if env.spec.teams else ()
+    )
     trajectory = Trajectory(
         steps=steps, carry=run.carry, next_carry=carry, weight=counts if env.spec.may_wait else None
     )
@@ -178,9 +180,9 @@ def where_last(last: Array, ended: Any, going_on: Any) -> Any:
 
 
 def _count_episodes(
-    episodes: EpisodeStats, reward: Array, last: Array, info: Mapping[str, Any]
+    episodes: EpisodeStats, reward: Array, last: Array, info: Mapping[str, Any], names: tuple[str, ...] = ()
 ) -> tuple[Array, Array, Metrics]:
-    """Returns and lengths of the episodes under way, and means over those that finished.
+    """Returns and lengths of the episodes under way, and means over those that finished; of each of `names`, too.
 
     No scan: a sum over finished episodes is one over the steps before. Each reward is added up where it belongs, so one
     that is huge, or no number, is gone with its episode.
@@ -198,6 +200,11 @@ def _count_episodes(
         "train/return_mean": metrics.mean(jnp.mean(jnp.sum(total, axis=0)), num),
         "train/episode_length": metrics.mean(jnp.sum(total_length), num),
     }
+    if spec.teams:  # whose returns together say little
+        of_agents = jnp.sum(total, axis=0)
+        measured |= {
+            f"train/return/{name}": metrics.mean(x, num) for name, x in zip(spec.agents, of_agents, strict=True)
+        }
     told = evaluation.info_metrics("train/", info)
     measured |= {name: metrics.mean(jnp.sum(jnp.where(last, x, 0)), num) for name, x in told.items()}
     return returns, length - total_length, measured
