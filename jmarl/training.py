@@ -200,11 +200,7 @@ def _count_episodes(
         "train/return_mean": metrics.mean(jnp.mean(jnp.sum(total, axis=0)), num),
         "train/episode_length": metrics.mean(jnp.sum(total_length), num),
     }
-    if spec.teams:  # whose returns together say little
-        of_agents = jnp.sum(total, axis=0)
-        measured |= {
-            f"train/return/{name}": metrics.mean(x, num) for name, x in zip(spec.agents, of_agents, strict=True)
-        }
+    measured |= {f"train/return/{name}": metrics.mean(jnp.sum(total[:, i]), num) for i, name in enumerate(names)}
     told = evaluation.info_metrics("train/", info)
     measured |= {name: metrics.mean(jnp.sum(jnp.where(last, x, 0)), num) for name, x in told.items()}
     return returns, length - total_length, measured
