@@ -27,6 +27,9 @@ from jmarl.learners import (
 VALUE_BASED = ("iql", "vdn", "qmix", "cw_qmix", "ow_qmix")
 DETERMINISTIC = {"iddpg": DDPGConfig, "maddpg": DDPGConfig, "itd3": TD3Config, "matd3": TD3Config}
 SOFT = ("isac", "masac")
+# of Jumanji
+WAREHOUSE = ("rware", "RobotWarehouse")
+FORAGING = ("lbf", "LevelBasedForaging")
 
 
 class Replay(NamedTuple):
@@ -84,6 +87,10 @@ def task(env: str) -> dict[str, Any]:
         return {"map_name": "3m"}
     if env.startswith("overcooked"):
         return {"layout": "cramped_room", "flatten": True, "shaped_reward": 1.0}
+    if env.startswith(WAREHOUSE):
+        return {"agent_ids": True}
+    if env.startswith(FORAGING):  # the return is the share of the food that is eaten
+        return {"agent_ids": True, "reward": "team"}
     return {}
 
 
@@ -158,6 +165,15 @@ def mabrax(algorithm: str, env: str = "ant_4x2") -> Preset:
     """Robots whose joints are agents: JaxMARL's settings."""
     config = PPOConfig(learning_rate=1e-3, learning_rate_schedule="linear", ent_coef=2e-6, vf_coef=4.5)
     return Preset(env, config, num_envs=64, rollout_length=300, total_steps=10_000_000)
+
+
+def jumanji(algorithm: str, env: str = "rware tiny-4ag") -> Preset:
+    """Robots in a warehouse and foragers: rewards are rare, so views hold ids and chance lasts. Not from a paper."""
+    config = PPOConfig(
+        learning_rate=5e-4, learning_rate_schedule="linear", ent_coef=0.01, hidden_sizes=(128, 128), activation="relu"
+    )
+    total_steps = 20_000_000 if env.startswith(WAREHOUSE) else 5_000_000
+    return Preset(env, config, task(env), num_envs=64, rollout_length=128, total_steps=total_steps)
 
 
 def other(algorithm: str, env: str) -> Preset:
@@ -313,6 +329,8 @@ def for_environment(algorithm: str, env: str, name: str = "default") -> Preset:
         return hanabi(algorithm, env)
     if env.startswith(("ant_", "halfcheetah_", "hopper_", "humanoid_", "walker2d_")):
         return mabrax(algorithm, env)
+    if env.startswith((*WAREHOUSE, *FORAGING)):
+        return jumanji(algorithm, env)
     if "-" in env:  # every name of gymnax, and none of JaxMARL
         return gymnax(algorithm, env)
     return other(algorithm, env)

@@ -39,7 +39,7 @@ from jmarl.types import Env, Learner, Loop, RunState, TrainState
 class Options:
     """The experiment."""
 
-    env: str  # of JaxMARL or gymnax, or a function of your own: module:function or file.py:function
+    env: str  # of JaxMARL, gymnax or Jumanji, or a function of your own: module:function or file.py:function
     preset: str = "default"  # default, or quick: a policy in seconds (vdn on MPE_simple_spread_v3)
     env_kwargs: tuple[str, ...] = ()  # KEY=VALUE for the environment, added to the preset's: map_name=2s3z
     seeds: int = 4  # independent repetitions, trained side by side
