@@ -2,7 +2,8 @@
 
 Numbers that only scale arithmetic are leaves of a pytree, so they may be swept inside one compilation; what sets a
 shape or a branch is `static`. A field means the same in every config. A config may hold another one, as those of
-combinators do: its fields have dotted names here, such as `inner.learning_rate`.
+combinators do, and a dict of configs by name is one, too: their fields have dotted names here, such as
+`inner.learning_rate`.
 
 The comment behind a field says what it means; `explain`, `help(PPOConfig)` and the command line show it.
 """
@@ -146,11 +147,20 @@ def _names(cls: Any) -> list[str]:
 # --------------------------------------------------------------------------------------------------- dotted names
 
 
+def is_config(value: Any) -> bool:
+    """Whether a value is a config, or a dict of them."""
+    return dataclasses.is_dataclass(value) or isinstance(value, dict)
+
+
 def fields(cfg: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field]]:
     """Each field of a config and of those that it holds, by its dotted name."""
+    if isinstance(cfg, dict):
+        for name, inner in cfg.items():
+            yield from fields(inner, f"{prefix}{name}.")
+        return
     for field in dataclasses.fields(cfg):
         value = getattr(cfg, field.name)
-        if dataclasses.is_dataclass(value):
+        if is_config(value):
             yield from fields(value, f"{prefix}{field.name}.")
         else:
             yield f"{prefix}{field.name}", field
@@ -164,7 +174,7 @@ def leaves(cfg: Any) -> dict[str, Any]:
 def get(cfg: Any, name: str) -> Any:
     """The field of a dotted name."""
     for part in name.split("."):
-        cfg = getattr(cfg, part)
+        cfg = cfg[part] if isinstance(cfg, dict) else getattr(cfg, part)
     return cfg
 
 
@@ -176,7 +186,8 @@ def replace(cfg: Any, values: dict[str, Any]) -> Any:
         first, dot, rest = name.partition(".")
         if dot:
             inner.setdefault(first, {})[rest] = value
-    return dataclasses.replace(cfg, **own, **{name: replace(getattr(cfg, name), x) for name, x in inner.items()})
+    own |= {name: replace(get(cfg, name), x) for name, x in inner.items()}
+    return {**cfg, **own} if isinstance(cfg, dict) else dataclasses.replace(cfg, **own)
 
 
 def extended(cfg: Any, cls: type) -> Any:

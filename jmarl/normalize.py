@@ -1,4 +1,4 @@
-"""Running normalisation of value targets: statistics are arrays, functions are pure.
+"""Running normalisation of value targets and of observations: statistics are arrays, functions are pure.
 
 The critic predicts normalised values; whatever mixes values with rewards must denormalise them first:
 
@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float
 from jmarl import losses
 from jmarl.types import Moments, Numeric
 
-__all__ = ["denormalize", "init", "normalize", "update"]
+__all__ = ["accumulate", "denormalize", "init", "init_features", "normalize", "normalize_features", "update"]
 
 
 def init() -> Moments:
@@ -67,3 +67,44 @@ def denormalize(stats: Moments, x: Float[Array, "*batch"]) -> Float[Array, "*bat
     """mean + std x: undoes `normalize`."""
     mean, std = _mean_and_std(stats)
     return mean + std * x
+
+
+def init_features(shape: tuple[int, ...]) -> Moments:
+    """Statistics of each feature that have seen nothing: normalising with them changes nothing."""
+    return Moments(mean=jnp.zeros(shape), variance=jnp.ones(shape), weight=jnp.zeros(()))
+
+
+def accumulate(stats: Moments, x: Float[Array, "..."], mask: Bool[Array, "*batch"]) -> Moments:
+    """The moments of all that was ever seen, each sight with the same weight: `stats.weight` counts them.
+
+    Args:
+      stats: the old statistics, of features.
+      x: what is seen now, `[*batch, *features]`.
+      mask: where it counts.
+
+    References:
+      Chan et al., 1983, Algorithms for Computing the Sample Variance: the variance of two groups together.
+
+    >>> stats = accumulate(init_features((1,)), jnp.array([[1.0], [3.0], [9.0]]), jnp.array([True, True, False]))
+    >>> stats = accumulate(stats, jnp.array([[8.0]]), jnp.array([True]))
+    >>> stats.mean, stats.variance, stats.weight
+    (Array([4.], dtype=float32), Array([8.666667], dtype=float32), Array(3., dtype=float32))
+    """
+    axes = tuple(range(mask.ndim))
+    counts = mask.reshape(*mask.shape, *[1] * (x.ndim - mask.ndim))
+    num = jnp.sum(mask, dtype=x.dtype)
+    # Not 0 times what is masked: that may be no number.
+    mean = jnp.sum(jnp.where(counts, x, 0.0), axes) / jnp.maximum(num, 1)
+    variance = jnp.sum(jnp.where(counts, (x - mean) ** 2, 0.0), axes) / jnp.maximum(num, 1)
+    total = stats.weight + num
+    share, distance = num / jnp.maximum(total, 1), mean - stats.mean
+    before = jnp.where(stats.weight > 0, stats.variance, 0.0)
+    joint = (1 - share) * before + share * variance + share * (1 - share) * distance**2
+    return Moments(
+        mean=stats.mean + share * distance, variance=jnp.where(total > 0, joint, stats.variance), weight=total
+    )
+
+
+def normalize_features(stats: Moments, x: Float[Array, "..."], clip: Numeric) -> Float[Array, "..."]:
+    """(x - mean) / std of each feature, cut off at ± clip. One that never changes, such as padding, is 0."""
+    return jnp.clip((x - stats.mean) / jnp.sqrt(stats.variance + 1e-8), -clip, clip)

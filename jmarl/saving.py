@@ -17,7 +17,7 @@ from flax import struct
 from jaxtyping import Array, Float
 
 from jmarl import checkpoint as checkpoint_module
-from jmarl import files, parallel, training
+from jmarl import configs, files, parallel, training
 from jmarl.logging import Sink
 from jmarl.types import Env, Loop, Metrics, RunState, TrainState
 
@@ -301,15 +301,12 @@ def _in_words(values: Mapping[str, Any]) -> dict[str, str]:
     return words
 
 
-def _fields(cfg: Any, prefix: str = "", *, of_class: bool = False) -> dict[str, Any]:
+def _fields(cfg: Any, *, of_class: bool = False) -> dict[str, Any]:
     """Of a config, and of the configs in it by dotted names: their values, or the defaults of their classes."""
     values: dict[str, Any] = {}
-    for field in dataclasses.fields(cfg) if dataclasses.is_dataclass(cfg) else ():
-        name, value = prefix + field.name, getattr(cfg, field.name)
-        if dataclasses.is_dataclass(value):
-            values |= _fields(value, f"{name}.", of_class=of_class)
-        elif not of_class:
-            values[name] = value
+    for name, field in configs.fields(cfg) if configs.is_config(cfg) else ():
+        if not of_class:
+            values[name] = configs.get(cfg, name)
         elif field.default is not dataclasses.MISSING:
             values[name] = field.default
         elif field.default_factory is not dataclasses.MISSING:

@@ -119,6 +119,7 @@ def rollout(
             reward=outcome.reward,
             terminated=outcome.terminated,
             last=outcome.last,
+            shaped_reward=outcome.shaped_reward,
             next_obs=next_obs,
             measured=measured,
         )
@@ -341,7 +342,7 @@ def make_train(loop: Loop, num_iterations: int) -> Callable[[PRNGKeyArray, Any],
 
 def with_horizon(loop: Loop, cfg: Any, num_iterations: int) -> Any:
     """Schedules end with the run unless the config says otherwise."""
-    if not dataclasses.is_dataclass(cfg):
+    if not configs.is_config(cfg):
         return cfg
     open_ends = [
         name for name, _ in configs.fields(cfg) if name.split(".")[-1] == "horizon" and configs.get(cfg, name) is None

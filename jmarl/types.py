@@ -64,12 +64,15 @@ class Outcome(Replaceable):
       reward: r_{t+1} of each agent, float32.
       terminated: the agent's return ends here, so nothing is bootstrapped: the task ended, or the agent died.
       last: the episode ends after this step, by termination or by a time limit.
+      shaped_reward: what an environment would pay besides, as an aid to learning: `combinators.shaped` reads it. No
+        part of `reward`, nor of a return. None where there is none.
       info: scalars that describe an episode when read at its last step, such as {"won": 1.0}.
     """
 
     reward: Float[Array, "*batch N"]
     terminated: Bool[Array, "*batch N"]
     last: Bool[Array, "*batch"]
+    shaped_reward: Float[Array, "*batch N"] | None = None
     info: dict[str, Array] = struct.field(default_factory=dict)
 
 
@@ -82,7 +85,7 @@ class Transition(Replaceable):
       carry: what the policy remembered before it read o_t; () for feed-forward ones. `rollout` records it.
       first: s_t starts an episode, so recurrent carries are reset *before* it is read.
       action: a_t.
-      reward, terminated, last: see `Outcome`.
+      reward, terminated, last, shaped_reward: see `Outcome`.
       next_obs: the true o_{t+1}, before any reset. None where a learner does not need it.
       measured: what `Learner.act` measured as it chose a_t, such as its log-probability.
     """
@@ -94,6 +97,7 @@ class Transition(Replaceable):
     reward: Float[Array, "*batch N"]
     terminated: Bool[Array, "*batch N"]
     last: Bool[Array, "*batch"]
+    shaped_reward: Float[Array, "*batch N"] | None = None
     next_obs: Observation | None = None
     measured: Measured = struct.field(default_factory=dict)
 

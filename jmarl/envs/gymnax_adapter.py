@@ -80,7 +80,7 @@ def _agent_dicts(env: Any, params: Any) -> AgentDicts:
         # Since gymnax 1.0 `step_env` tells only of the task's own end; the time limit is a question of its own.
         last = terminated | env.is_truncated(state, params)
         told = {name: x for name, x in scalars(info).items() if name != "discount"}  # 1 - terminated, in all of them
-        return {AGENT: obs}, state, {AGENT: reward}, terminated, last, told
+        return {AGENT: obs}, state, {AGENT: reward}, None, terminated, last, told
 
     limit = getattr(params, "max_steps_in_episode", None)
     return AgentDicts(

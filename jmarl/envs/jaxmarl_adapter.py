@@ -308,11 +308,12 @@ def _agent_dicts(env: Any, family: _Family, shaped_reward: float) -> AgentDicts:
 
     def step(key: Array, state: Any, actions: dict[str, Array]) -> Any:
         views, next_state, rewards, dones, info = env.step_env(key, state, {**actions, **idle})
+        shaped = info.get("shaped_reward")
         if shaped_reward:
-            rewards = {a: rewards[a] + shaped_reward * info["shaped_reward"][a] for a in agents}
+            rewards = {a: rewards[a] + shaped_reward * shaped[a] for a in agents}
         raw = RawStep(state, actions, next_state, dones, info)
         episode = {} if family.info is None else family.info(env, raw)
-        return views, next_state, rewards, family.terminated(env, raw), raw.last, episode
+        return views, next_state, rewards, shaped, family.terminated(env, raw), raw.last, episode
 
     def bound(function: Callable[..., Any] | None) -> Callable[..., Any] | None:
         return None if function is None else lambda *args: function(env, *args)
@@ -373,13 +374,13 @@ def _remembering(dicts: AgentDicts, *, is_limited: bool, is_alive: Callable[[Any
         return views, _Memory(state, jnp.int32(0), jnp.ones(len(dicts.agents), bool))
 
     def step(key: Array, memory: _Memory, actions: dict[str, Array]) -> Any:
-        views, state, rewards, terminated, last, info = dicts.step(key, memory.state, actions)
+        views, state, rewards, shaped, terminated, last, info = dicts.step(key, memory.state, actions)
         steps = memory.steps + 1
         terminated = jnp.broadcast_to(terminated, memory.is_alive.shape)
         if is_limited and dicts.max_steps is not None:
             # `done` is True for everybody then: only those who were terminated before are.
             terminated = jnp.where(last & (steps >= dicts.max_steps), ~memory.is_alive, terminated)
-        return views, _Memory(state, steps, ~terminated), rewards, terminated, last, info
+        return views, _Memory(state, steps, ~terminated), rewards, shaped, terminated, last, info
 
     of_state = lambda rule: None if rule is None else lambda memory: rule(memory.state)  # noqa: E731
     world = dicts.world

@@ -42,8 +42,8 @@ class AgentDicts(NamedTuple):
         so nothing here ever relies on a dict's own order.
       action_spaces: by agent; a space has `n`, or `low`, `high` and `shape`.
       reset: `(key) -> (views, state)`.
-      step: `(key, state, actions) -> (views, state, rewards, terminated, last, info)`; `terminated` is `[N]` or a
-        scalar, and does not count time limits.
+      step: `(key, state, actions) -> (views, state, rewards, shaped, terminated, last, info)`; `shaped` are the shaped
+        rewards, or None; `terminated` is `[N]` or a scalar, and does not count time limits.
       alive: `(state) -> [N]`; None where nobody dies before the episode ends.
       legal: `(state) -> dict of masks`; None where every action is legal.
       world: `(views, state) -> [S]`, the environment's own global state; None where it has none.
@@ -127,14 +127,19 @@ def stack(name: str, env: AgentDicts, *, agent_ids: bool, time_limit: str, flatt
     @usual_flags
     def step(state: Any, action: Array, key: Array) -> tuple[Any, Observation, Outcome]:
         action = jnp.asarray(action, actions.dtype)  # what a user's argmax found in 64 bits
-        views, state, rewards, terminated, last, info = raw_step(state, action, key)
+        views, state, rewards, shaped, terminated, last, info = raw_step(state, action, key)
         if time_limit == "terminal":
             terminated = terminated | last
-        outcome = Outcome(
+
+        def of_agents(rewards: dict[str, Any]) -> Array:
             # simple_tag mixes int32 and float32 rewards.
-            reward=jnp.stack([jnp.asarray(rewards[agent], jnp.float32).reshape(()) for agent in agents]),
+            return jnp.stack([jnp.asarray(rewards[agent], jnp.float32).reshape(()) for agent in agents])
+
+        outcome = Outcome(
+            reward=of_agents(rewards),
             terminated=jnp.broadcast_to(terminated, (num_agents,)),
             last=last,
+            shaped_reward=None if shaped is None else of_agents(shaped),
             info={name: jnp.asarray(value, jnp.float32) for name, value in flat_info(info).items()},
         )
         return _strong(state, dtypes), observe(views, state), outcome

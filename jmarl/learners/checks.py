@@ -34,6 +34,10 @@ def validate(cfg: Any, cls: type | None = None, spec: EnvSpec | None = None) -> 
         raise TypeError(f"spec is {type(spec).__name__} here, and must be the spec of an environment: env.spec.")
     if cls is not None and not isinstance(cfg, cls):
         raise TypeError(f"cfg is {type(cfg).__name__} here, and this algorithm takes {cls.__name__}: {cls.__name__}().")
+    if isinstance(cfg, dict):
+        for inner in cfg.values():
+            validate(inner)
+        return
     hints = _hints(type(cfg))  # type: ignore[arg-type]
     for field in dataclasses.fields(cfg):
         _validate_field(field, hints[field.name], getattr(cfg, field.name))
@@ -78,7 +82,7 @@ def _validate_field(field: dataclasses.Field, hint: Any, value: Any) -> None:
         if type(None) not in kinds:
             raise ValueError(f"{name}=None has no meaning: leave it out for {field.default!r}.")
         return
-    if dataclasses.is_dataclass(value):
+    if configs.is_config(value):
         return validate(value)
     if choices := [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]:
         if value not in choices:
