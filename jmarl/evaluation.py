@@ -95,7 +95,9 @@ def evaluate(
         is_known = ~going_on & ~jnp.isnan(x)
         return metrics.mean(jnp.sum(jnp.where(is_known, x, 0)), jnp.sum(is_known).astype(x.dtype))
 
-    _, _, _, _, going_on, returns, length, info = jax.lax.while_loop(is_unfinished, step, play)
+    _, env_state, _, _, going_on, returns, length, info = jax.lax.while_loop(is_unfinished, step, play)
+    if env.release is not None:
+        env.release(env_state)
     measured = {
         "eval/return_sum": jnp.mean(jnp.sum(returns, axis=-1)),
         "eval/return_mean": jnp.mean(returns),

@@ -22,6 +22,7 @@ from jmarl.types import (
     Learner,
     Loop,
     Metrics,
+    Observation,
     RunState,
     TrainState,
     Trajectory,
@@ -90,20 +91,14 @@ def rollout(
     if num_resets is not None:
         require_positive(length=length, num_resets=num_resets)
     num_resets = math.ceil(length / env.spec.min_steps) if num_resets is None else num_resets
+    if env.restart is not None:
+        num_resets = 0
     # All keys and start states are drawn at once, outside the scan: many small draws are slow to compile and to run.
     sizes = 1, length, length * num_envs, num_resets * num_envs
     drawn = jax.random.split(run.key, sum(sizes))
     key, keys_act, keys_env, keys_reset = jnp.split(drawn, np.cumsum(sizes)[:-1])
-    starts = jax.vmap(env.reset)(keys_reset)
-    starts = jax.tree.map(lambda x: x.reshape(num_resets, num_envs, *x.shape[1:]), starts)
+    next_start = _next_start(env, keys_reset.reshape(num_resets, num_envs))
     keys_of_steps = keys_act, keys_env.reshape(length, num_envs)
-
-    def fresh(num_ended):
-        """Each environment's next start state."""
-        if num_resets == 1:
-            return jax.tree.map(lambda x: x[0], starts)
-        index = num_ended % num_resets, jnp.arange(num_envs)
-        return jax.tree.map(lambda x: x.at[index].get(mode="promise_in_bounds"), starts)
 
     def step(state, keys_of_step):
         env_state, obs, first, carry, num_ended = state
@@ -123,7 +118,7 @@ def rollout(
             next_obs=next_obs,
             measured=measured,
         )
-        env_state, obs = where_last(outcome.last, fresh(num_ended), (next_env_state, next_obs))
+        env_state, obs = where_last(outcome.last, next_start(num_ended, next_env_state), (next_env_state, next_obs))
         return (env_state, obs, outcome.last, next_carry, num_ended + outcome.last), (transition, outcome.info)
 
     state = run.env_state, run.obs, run.first, run.carry, jnp.zeros(num_envs, jnp.int32)
@@ -150,6 +145,23 @@ def rollout(
         key=key[0],
     )
     return run, trajectory, {**measured, **_faults(steps, counts)}
+
+
+def _next_start(env: Env, keys_reset: Array) -> Callable[[Array, Any], tuple[Any, Observation]]:
+    """`(num_ended, ended_state) -> (env_state, obs)`: what each environment goes on with after its episode's end."""
+    if env.restart is not None:
+        restart = jax.vmap(env.restart)
+        return lambda num_ended, ended_state: restart(ended_state)
+    num_resets, num_envs = keys_reset.shape
+    starts = jax.vmap(jax.vmap(env.reset))(keys_reset)
+
+    def drawn(num_ended, ended_state):
+        if num_resets == 1:
+            return jax.tree.map(lambda x: x[0], starts)
+        index = num_ended % num_resets, jnp.arange(num_envs)
+        return jax.tree.map(lambda x: x.at[index].get(mode="promise_in_bounds"), starts)
+
+    return drawn
 
 
 def _faults(steps: Transition, counts: Array) -> Metrics:

@@ -27,12 +27,14 @@
 import inspect
 from typing import Any
 
-from jmarl.envs import gymnax_adapter, jaxmarl_adapter, jumanji_adapter
+from jmarl.envs import gymnasium_adapter, gymnax_adapter, jaxmarl_adapter, jumanji_adapter, pettingzoo_adapter
 from jmarl.envs.checks import check_env
 from jmarl.envs.games import PROBES, matrix_game, probe, two_step_game
 from jmarl.envs.gymnax_adapter import from_gymnax
+from jmarl.envs.host import HostEnv, HostStep, Seen, from_host
 from jmarl.envs.jaxmarl_adapter import RawStep, from_jaxmarl
 from jmarl.envs.jumanji_adapter import from_jumanji
+from jmarl.envs.pettingzoo_adapter import from_pettingzoo
 from jmarl.envs.predator_prey import predator_prey
 from jmarl.envs.stacked import unknown
 from jmarl.envs.views import flatten_views, with_agent_ids
@@ -40,12 +42,17 @@ from jmarl.types import Env
 
 __all__ = [
     "PROBES",
+    "HostEnv",
+    "HostStep",
     "RawStep",
+    "Seen",
     "check_env",
     "flatten_views",
     "from_gymnax",
+    "from_host",
     "from_jaxmarl",
     "from_jumanji",
+    "from_pettingzoo",
     "make",
     "matrix_game",
     "predator_prey",
@@ -100,6 +107,9 @@ def make(
         return from_jaxmarl(env, **views, **options)
     if env == "predator_prey":
         return _make_predator_prey(time_limit, agent_ids=agent_ids, **options)
+    package, _, name = env.partition(":")
+    if package in _HOSTS and name:
+        return _HOSTS[package](name, options, **views)
     if refusal := jaxmarl_adapter.refusal(env):
         raise ValueError(refusal)
     if env in jaxmarl_adapter.names():
@@ -110,6 +120,9 @@ def make(
         return gymnax_adapter.make(env, options, **views)
     known = [*jaxmarl_adapter.names(), *gymnax_names, *jumanji_adapter.names(), "predator_prey"]
     raise unknown("environment of JaxMARL, gymnax or Jumanji", env, known, ValueError)
+
+
+_HOSTS = {"gymnasium": gymnasium_adapter.make, "pettingzoo": pettingzoo_adapter.make}
 
 
 def _make_predator_prey(time_limit: str, **options: Any) -> Env:

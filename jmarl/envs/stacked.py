@@ -159,13 +159,13 @@ def stack(name: str, env: AgentDicts, *, agent_ids: bool, time_limit: str, flatt
         max_steps=env.max_steps,
         min_steps=env.max_steps if env.is_fixed_length and env.max_steps else 1,
         may_wait=env.may_wait,
-        teams=_teams(agents),
+        teams=teams_of(agents),
     )
     stacked = Env(reset, step, spec, env.unwrapped)
     return with_agent_ids(stacked) if agent_ids else stacked
 
 
-def _teams(agents: tuple[str, ...]) -> tuple[int, ...]:
+def teams_of(agents: tuple[str, ...]) -> tuple[int, ...]:
     """1 for those whose names say that they oppose the others, as in MPE and SMAX; () where nobody does, or all do."""
     teams = tuple(int(agent.startswith(("adversary", "leadadversary", "enemy", "eve"))) for agent in agents)
     return teams if len(set(teams)) > 1 else ()
