@@ -27,6 +27,7 @@ from jmarl.learners import (
 VALUE_BASED = ("iql", "vdn", "qmix", "cw_qmix", "ow_qmix")
 DETERMINISTIC = {"iddpg": DDPGConfig, "maddpg": DDPGConfig, "itd3": TD3Config, "matd3": TD3Config}
 SOFT = ("isac", "masac")
+IN_PYTHON = ("gymnasium:", "pettingzoo:")
 # of Jumanji
 WAREHOUSE = ("rware", "RobotWarehouse")
 FORAGING = ("lbf", "LevelBasedForaging")
@@ -176,6 +177,24 @@ def jumanji(algorithm: str, env: str = "rware tiny-4ag") -> Preset:
     return Preset(env, config, task(env), num_envs=64, rollout_length=128, total_steps=total_steps)
 
 
+def in_python(algorithm: str, env: str) -> Preset:
+    """Environments in Python are slow: the settings of their like in JAX, with fewer of everything that is played."""
+    name = env.partition(":")[2]
+    like, kwargs = name, {}
+    if name.startswith("mpe2."):
+        like = name.replace("mpe2.", "MPE_")
+        kwargs = {"continuous_actions": True} if algorithm in (*DETERMINISTIC, *SOFT) else {}
+    preset = for_environment(algorithm, like)
+    return preset._replace(
+        env=env,
+        env_kwargs=kwargs,
+        num_envs=min(preset.num_envs, 16),
+        total_steps=min(preset.total_steps, 500_000),
+        num_seeds=1,
+        eval_episodes=16,
+    )
+
+
 def other(algorithm: str, env: str) -> Preset:
     """Where nothing is known: PPO's usual settings."""
     return Preset(env, PPOConfig(learning_rate_schedule="linear"))
@@ -307,6 +326,8 @@ def for_environment(algorithm: str, env: str, name: str = "default") -> Preset:
         raise ValueError(f"--preset {name} is unknown: choose default or quick.")
     if name == "quick":
         return quick(algorithm, env)
+    if env.startswith(IN_PYTHON):
+        return in_python(algorithm, env)
     if algorithm in VALUE_BASED:
         return value_based(algorithm, env)
     if algorithm == "pqn_vdn":

@@ -48,20 +48,31 @@ __all__ = [
 def start(env: Env, learner: Learner, key: PRNGKeyArray, *, num_envs: int) -> RunState:
     """A run before its first step: a fresh learner in `num_envs` fresh environments, and a count of their steps."""
     key, key_learner, key_env = jax.random.split(keys.as_key(key), 3)
-    env_state, obs = jax.vmap(env.reset)(jax.random.split(key_env, num_envs))
-    return RunState(
-        train_state=init_state(learner, key_learner),
-        env_state=env_state,
-        obs=masks.readable(obs),
-        first=jnp.ones(num_envs, bool),
-        carry=learner.init_carry((num_envs,)),
-        episodes=EpisodeStats(
+    begun = _first_episodes(env, learner, key_env, num_envs)
+    return RunState(train_state=init_state(learner, key_learner), key=key, **begun)
+
+
+def _first_episodes(env: Env, learner: Learner, key: PRNGKeyArray, num_envs: int) -> dict[str, Any]:
+    env_state, obs = jax.vmap(env.reset)(jax.random.split(key, num_envs))
+    return {
+        "env_state": env_state,
+        "obs": masks.readable(obs),
+        "first": jnp.ones(num_envs, bool),
+        "carry": learner.init_carry((num_envs,)),
+        "episodes": EpisodeStats(
             returns=jnp.zeros((num_envs, env.spec.num_agents)),
             length=jnp.zeros(num_envs, jnp.int32),
             is_over=jnp.zeros((num_envs, env.spec.num_agents), bool),
         ),
-        key=key,
-    )
+    }
+
+
+@usual_promotion
+def begin_anew(loop: Loop, run: RunState, cfg: Any) -> RunState:
+    """A run that goes on with what it has learnt, in new episodes: those under way were not kept."""
+    key, key_env = jax.random.split(run.key)
+    learner = loop.algorithm(loop.env.spec, cfg)
+    return run.replace(key=key, **_first_episodes(loop.env, learner, key_env, len(run.first)))
 
 
 def init_state(learner: Learner, key: PRNGKeyArray) -> TrainState:

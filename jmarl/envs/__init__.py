@@ -81,7 +81,8 @@ def make(
     Args:
       env: a name, such as "MPE_simple_spread_v3", "HeuristicEnemySMAX", "overcooked", "CartPole-v1", "rware tiny-4ag",
         "lbf 8x8-2p-2f-coop"; or an object with JaxMARL's interface, see `from_jaxmarl`; or gymnax's `(env, params)`,
-        see `from_gymnax`. For Jumanji's objects see `from_jumanji`.
+        see `from_gymnax`. For Jumanji's objects see `from_jumanji`. "gymnasium:CartPole-v1" is Gymnasium's,
+        "pettingzoo:mpe2.simple_spread_v3" what a module of PettingZoo's makes; both are Python, see `from_host`.
       agent_ids: put a one-hot id before each agent's features, or N constant channels before an image's.
       time_limit: "truncated" lets learners bootstrap from the last observation; "terminal" counts time limits as the
         end of the return, as in the numbers that JaxMARL publishes.
@@ -108,8 +109,8 @@ def make(
     if env == "predator_prey":
         return _make_predator_prey(time_limit, agent_ids=agent_ids, **options)
     package, _, name = env.partition(":")
-    if package in _HOSTS and name:
-        return _HOSTS[package](name, options, **views)
+    if package in PACKAGES and name:
+        return PACKAGES[package](name, options, **views)
     if refusal := jaxmarl_adapter.refusal(env):
         raise ValueError(refusal)
     if env in jaxmarl_adapter.names():
@@ -122,7 +123,8 @@ def make(
     raise unknown("environment of JaxMARL, gymnax or Jumanji", env, known, ValueError)
 
 
-_HOSTS = {"gymnasium": gymnasium_adapter.make, "pettingzoo": pettingzoo_adapter.make}
+# What comes before the colon of a name.
+PACKAGES = {"gymnasium": gymnasium_adapter.make, "pettingzoo": pettingzoo_adapter.make}
 
 
 def _make_predator_prey(time_limit: str, **options: Any) -> Env:

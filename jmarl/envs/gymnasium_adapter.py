@@ -15,6 +15,20 @@ AGENT = "agent_0"
 _MOST_CHOICES = 4096  # of a MultiDiscrete space, whose combinations are the actions
 
 
+def names() -> list[str]:
+    """What is registered with Gymnasium, but for its environments in JAX and of outdated versions; [] without it."""
+    try:
+        import gymnasium
+    except ImportError:
+        return []
+    known = gymnasium.registry.values()
+    newest: dict[str, int] = {}
+    for spec in known:
+        newest[spec.name] = max(spec.version or 0, newest.get(spec.name, 0))
+    ids = [spec.id for spec in known if (spec.version or 0) == newest[spec.name] and spec.namespace is None]
+    return [f"gymnasium:{name}" for name in ids]
+
+
 def make(name: str, options: dict[str, Any], *, agent_ids: bool, time_limit: str, flatten: bool) -> Env:
     """Gymnasium's environment `name`. Options are arguments of `gymnasium.make`."""
     try:
@@ -110,7 +124,7 @@ def action_codes(space: Any, name: str) -> tuple[Callable[[np.ndarray], Any], di
         if num > _MOST_CHOICES:
             raise ValueError(f"{name} has {num} combinations of actions, {space}: jmarl takes up to {_MOST_CHOICES}.")
 
-        def combination(action: np.ndarray) -> np.ndarray:
+        def combination(action: Any) -> np.ndarray:
             return np.array(np.unravel_index(int(action), parts)).reshape(space.shape) + least
 
         return combination, {"num_actions": num, "action_sizes": (num,)}

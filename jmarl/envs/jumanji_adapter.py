@@ -6,7 +6,7 @@ does: a collision in the warehouse, all food eaten, all tiles clean, all targets
 """
 
 import dataclasses
-import importlib.util
+import importlib
 import inspect
 import re
 from collections.abc import Callable
@@ -224,11 +224,6 @@ _GAMES: dict[str, tuple[str, str, Callable[..., dict[str, Any]]]] = {
 def names() -> list[str]:
     """What Jumanji registers for many agents, and the papers' scenarios: others are named alike."""
     return [*_REGISTERED, *(f"{game} {scenario}" for game, known in _PAPERS.items() for scenario in known)]
-
-
-def is_installed() -> bool:
-    """Whether Jumanji is here; it is not imported."""
-    return importlib.util.find_spec("jumanji") is not None
 
 
 def is_name(name: str) -> bool:

@@ -12,6 +12,15 @@ from jmarl.envs.stacked import teams_of
 from jmarl.types import Env, EnvSpec
 
 INSTALL = 'pip install "jmarl[pettingzoo]"'
+FAMILIES = ("mpe2", "atari", "butterfly", "classic", "sisl")  # MPE2, and what PettingZoo itself holds
+
+
+_SOME = ("adversary_v3", "crypto_v3", "push_v3", "reference_v3", "speaker_listener_v4", "spread_v3", "tag_v3")
+
+
+def names() -> list[str]:
+    """Those of MPE2; others are named by their modules alike."""
+    return [f"pettingzoo:mpe2.simple_{name}" for name in _SOME]
 
 
 def make(name: str, options: dict[str, Any], *, agent_ids: bool, time_limit: str, flatten: bool) -> Env:
@@ -73,21 +82,18 @@ def _constructor(name: str) -> Callable[..., Any]:
         import pettingzoo
     except ImportError as error:
         raise ImportError(f"pettingzoo:{name} needs PettingZoo: {INSTALL}.") from error
-    for module_name in (name, f"pettingzoo.{name}"):
-        try:
-            module = importlib.import_module(module_name)
-        except ModuleNotFoundError as error:
-            if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-                raise ImportError(f"pettingzoo:{name} needs {error.name}, which is not installed.") from error
-            continue
-        if hasattr(module, "parallel_env"):
-            return module.parallel_env
-        if hasattr(module, "env"):
-            return lambda **options: pettingzoo.utils.conversions.aec_to_parallel(module.env(**options))
-    raise ValueError(
-        f"pettingzoo:{name} names no module with a parallel_env: write one that python can import here, such as "
-        f"pettingzoo:mpe2.simple_spread_v3."
-    )
+    module_name = f"pettingzoo.{name}" if name.split(".")[0] in FAMILIES[1:] else name
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name == module_name != name.split(".")[0]:
+            raise ValueError(f"pettingzoo:{name} names no module: python finds no {module_name}.") from error
+        raise ImportError(f"pettingzoo:{name} needs {error.name}, which is not installed: {INSTALL}.") from error
+    if hasattr(module, "parallel_env"):
+        return module.parallel_env
+    if hasattr(module, "env"):
+        return lambda **options: pettingzoo.utils.conversions.aec_to_parallel(module.env(**options))
+    raise ValueError(f"pettingzoo:{name} makes no environment: {module_name} has neither parallel_env nor env.")
 
 
 class Parallel:
@@ -105,9 +111,7 @@ class Parallel:
         shapes = [reader.shape for reader in readers]
         is_image = len(shapes[0]) == 3
         if len({len(shape) for shape in shapes}) > 1 or (is_image and len(set(shapes)) > 1):
-            raise ValueError(
-                f"{name}: the agents' images have the shapes {shapes}: flatten=True makes vectors of them."
-            )
+            raise ValueError(f"{name} shows images of the shapes {shapes}: pass flatten=True to get padded vectors.")
         obs_shape = shapes[0] if is_image else (max(shape[0] for shape in shapes),)
         self._size = obs_shape[-1]
         limit = getattr(env.unwrapped, "max_cycles", None) if max_steps is None else max_steps
@@ -124,8 +128,8 @@ class Parallel:
         views, infos = env.reset(seed=0)
         self._has_state = self._state() is not None
         first = self._seen(views, infos, set(self._agents))
-        state = first.state if self._has_state else host.joined(first.agents)
-        self.spec = self.spec._replace(state_shape=np.shape(state))
+        state = host.joined(first.agents) if first.state is None else first.state
+        self.spec = self.spec._replace(state_shape=state.shape)
 
     def reset(self, seed: int) -> Seen:
         views, infos = self.env.reset(seed=seed)
@@ -136,7 +140,7 @@ class Parallel:
         for i, agent in enumerate(self._agents):
             if agent in self.env.agents:
                 size = self.spec.action_sizes[i]
-                chosen = min(int(action[i]), size - 1) if self.spec.is_discrete else action[i, :size]
+                chosen = np.minimum(action[i], size - 1) if self.spec.is_discrete else action[i, :size]
                 actions[agent] = self._decode[agent](chosen)
         views, rewards, terminated, truncated, infos = self.env.step(actions)
         last = not self.env.agents or all(terminated.get(a) or truncated.get(a) for a in actions)
@@ -160,7 +164,8 @@ class Parallel:
 
     def _seen(self, views: dict[str, Any], infos: dict[str, Any], acts: set[str]) -> Seen:
         rows = np.zeros((len(self._agents), *self.spec.obs_shape), np.float32)
-        legal = np.zeros((len(self._agents), self.spec.num_actions), bool) if self.spec.is_discrete else None
+        num_actions = self.spec.num_actions
+        legal = None if num_actions is None else np.zeros((len(self._agents), num_actions), bool)
         for i, agent in enumerate(self._agents):
             mask = None
             if agent in views:
@@ -175,9 +180,7 @@ class Parallel:
 def _joint(name: str, each: list[dict[str, Any]]) -> dict[str, Any]:
     """Facts about everybody's actions from those about each one's, padded to the widest."""
     if len({"num_actions" in facts for facts in each}) > 1:
-        raise ValueError(
-            f"{name} has agents with discrete actions and agents with continuous ones: jmarl takes one kind."
-        )
+        raise ValueError(f"{name} has agents of discrete and agents of continuous actions: jmarl takes one kind.")
     sizes = tuple(facts["action_sizes"][0] for facts in each)
     if "num_actions" in each[0]:
         return {"num_actions": max(sizes), "action_sizes": sizes}
