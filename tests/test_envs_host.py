@@ -16,6 +16,8 @@ import jmarl
 from jmarl import envs
 from jmarl.cli import lists, own, train
 from jmarl.envs import HostStep, Seen, gymnasium_adapter, host, pettingzoo_adapter
+from jmarl.envs.slots import Slots
+from jmarl.envs.workers import WorkerFailed, Workers
 from jmarl.types import EnvSpec
 
 TINY = jmarl.PPOConfig(hidden_sizes=(4,), num_minibatches=1, num_epochs=1)
@@ -114,7 +116,7 @@ def test_a_step_is_taken_once_and_none_from_the_past():
     env.step(answers[0][0], jnp.zeros(2, int), jax.random.key(0))
     with (
         pytest.raises(
-            RuntimeError, match=r"^count raised RuntimeError: count is at step 2 and was asked to go on from step 0"
+            RuntimeError, match=r"^count raised RuntimeError: it is at step 2 and was asked to go on from step 0"
         ),
         host.failures_named(env),
     ):
@@ -184,7 +186,7 @@ def test_a_view_of_another_shape_is_named():
         def seen(self):
             return Seen(np.zeros((2, 4)))
 
-    with pytest.raises(Exception, match=r"count shows agents \(2, 4\); its spec asks for \(2, 3\)"):
+    with pytest.raises(Exception, match=r"it shows agents \(2, 4\), and its spec asks for \(2, 3\)"):
         envs.from_host(Wide).reset(jax.random.key(0))
 
 
@@ -204,6 +206,73 @@ def test_masks_and_states_are_passed_on():
     _, obs, _ = env.step(state, jnp.zeros(2, int), jax.random.key(0))
     assert obs.action_mask.tolist() == [[True] * 3, [True, True, False]]
     assert obs.agent_mask.tolist() == [False, True] and obs.state.tolist() == [1]
+
+
+# -------------------------------------------------------------------------------------------------------------- workers
+
+
+def failing():
+    """An environment that fails in the way its action says, of a class that a process need not import to have."""
+    import os
+    import time
+
+    from jmarl.envs import HostStep, Seen
+    from jmarl.types import EnvSpec
+
+    class Failing:
+        spec = EnvSpec(name="failing", agents=("ann",), obs_shape=(1,), state_shape=(1,), num_actions=4, max_steps=9)
+        info = ("time",)
+
+        def reset(self, seed):
+            self.time, self.place = 0, seed
+            return Seen([[seed]])
+
+        def step(self, action):
+            self.time += 1
+            if action[0] == 1:
+                os._exit(1)
+            if action[0] == 2:
+                time.sleep(100)
+            if action[0] == 3:
+                raise ZeroDivisionError("the wheel came off")
+            return HostStep(Seen([[self.time]]), 1.0, False, self.time == 2, {"time": self.time})
+
+        def close(self):
+            pass
+
+    return Failing()
+
+
+def test_workers_that_die_or_hang_are_replaced_and_what_they_raise_is_told(capsys):
+    import cloudpickle
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # this module is much to import
+    workers = Workers(failing, 2, 20.0)
+    try:
+        here = Slots(failing)
+        for store in (here, workers):
+            shown = store.reset([0, 1, 2], [5, 6, 7])
+            answers = store.step([0, 1, 2], [0] * 3, [False] * 3, [np.array([0])] * 3)
+            told = [*shown, *answers] if store is here else told
+        jax.tree.map(np.testing.assert_array_equal, told, [*shown, *answers])
+        for action, why in ((1, "has died"), (2, "has not answered for 3 seconds")):
+            workers._timeout_s = 20.0 if action == 1 else 3.0
+            clock = 1 if action == 1 else 3
+            lost, other = workers.step([2, 1], [clock, action], [False] * 2, [np.array([action]), np.array([0])])
+            assert (lost.last, lost.terminated.tolist(), lost.reward.tolist()) == (True, [False], [0.0])
+            assert other.reward == 1.0 and other.last == (action == 1)
+            np.testing.assert_array_equal(lost.seen[0], [[1.0]])  # what it showed before
+            assert f"A worker of failing {why}: it is replaced, and the episodes in it" in capsys.readouterr().out
+            workers._timeout_s = 20.0
+            [going_on] = workers.step([2], [clock + 1], [False], [np.array([0])])
+            assert going_on.reward == 1.0 and not going_on.last
+        with pytest.raises(
+            WorkerFailed, match="in a worker:\nTraceback .*\n(.*\n)*ZeroDivisionError: the wheel came off"
+        ):
+            workers.step([2], [5], [False], [np.array([3])])
+    finally:
+        workers.close()
+    assert not any(worker._process.is_alive() for worker in workers._workers if worker._process._popen is not None)
 
 
 # ------------------------------------------------------------------------------------------------------------ Gymnasium

@@ -31,11 +31,12 @@ from jmarl.envs import gymnasium_adapter, gymnax_adapter, jaxmarl_adapter, juman
 from jmarl.envs.checks import check_env
 from jmarl.envs.games import PROBES, matrix_game, probe, two_step_game
 from jmarl.envs.gymnax_adapter import from_gymnax
-from jmarl.envs.host import HostEnv, HostStep, Seen, from_host
+from jmarl.envs.host import from_host
 from jmarl.envs.jaxmarl_adapter import RawStep, from_jaxmarl
 from jmarl.envs.jumanji_adapter import from_jumanji
 from jmarl.envs.pettingzoo_adapter import from_pettingzoo
 from jmarl.envs.predator_prey import predator_prey
+from jmarl.envs.slots import HostEnv, HostStep, Seen
 from jmarl.envs.stacked import unknown
 from jmarl.envs.views import flatten_views, with_agent_ids
 from jmarl.types import Env

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from jmarl.envs import host
-from jmarl.envs.host import HostStep, Seen
+from jmarl.envs.slots import HostStep, Seen
 from jmarl.types import Env, EnvSpec
 
 INSTALL = 'pip install "jmarl[gymnasium]"'
@@ -30,17 +30,19 @@ def names() -> list[str]:
 
 
 def make(name: str, options: dict[str, Any], *, agent_ids: bool, time_limit: str, flatten: bool) -> Env:
-    """Gymnasium's environment `name`. Options are arguments of `gymnasium.make`."""
+    """Gymnasium's environment `name`. Options are arguments of `gymnasium.make`, and those of `from_host`."""
     try:
         import gymnasium
     except ImportError as error:
         raise ImportError(f"gymnasium:{name} needs Gymnasium: {INSTALL}.") from error
 
+    where, options = host.split_options(options)
+
     def make_one() -> Single:
         return Single(gymnasium.make(name, **options), f"gymnasium:{name}", flatten=flatten)
 
     try:
-        return host.from_host(make_one, agent_ids=agent_ids, time_limit=time_limit)
+        return host.from_host(make_one, **where, agent_ids=agent_ids, time_limit=time_limit)
     except gymnasium.error.Error as error:
         raise ValueError(f"gymnasium:{name}: {error}") from error
 

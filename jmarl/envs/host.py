@@ -17,8 +17,8 @@ import contextlib
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,63 +27,10 @@ from jax.experimental import io_callback
 from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
 from jmarl.envs.flags import usual_flags
+from jmarl.envs.slots import HostEnv, HostStep, Seen, Slots  # noqa: F401  two of them for the example
 from jmarl.envs.views import with_agent_ids
-from jmarl.types import Action, Env, EnvSpec, Observation, Outcome
-
-
-class Seen(NamedTuple):
-    """What an environment shows, in numpy.
-
-    Attributes:
-      agents: each agent's view, `[N, O]` or `[N, H, W, C]`.
-      state: the global state; None: all views, joined along their last axis.
-      action_mask: legal actions `[N, A]`; None: all of `spec.action_sizes`.
-      agent_mask: who acts now, `[N]`; None: everybody.
-    """
-
-    agents: np.ndarray
-    state: np.ndarray | None = None
-    action_mask: np.ndarray | None = None
-    agent_mask: np.ndarray | None = None
-
-
-class HostStep(NamedTuple):
-    """What an environment answers to an action.
-
-    Attributes:
-      seen: the true successor, also at an episode's end.
-      reward: of each agent, `[N]`, or one for all.
-      terminated: whose return ends here, `[N]`, or of all; time limits left out.
-      last: the episode ends after this step, by termination or by a time limit.
-      info: numbers that describe the episode at its last step, by the names of `HostEnv.info`.
-    """
-
-    seen: Seen
-    reward: Any
-    terminated: Any
-    last: bool
-    info: dict[str, float] = {}  # noqa: RUF012  a NamedTuple's default, never written to
-
-
-class HostEnv(Protocol):
-    """One environment in Python. It never resets itself.
-
-    Attributes:
-      spec: static facts.
-      info: names of what `HostStep.info` tells.
-    """
-
-    spec: EnvSpec
-    info: Sequence[str]
-
-    def reset(self, seed: int) -> Seen:
-        """Begins an episode that `seed` decides."""
-
-    def step(self, action: np.ndarray) -> HostStep:
-        """`action` is `[N]` int32, legal or not, or `[N, A]` float32 within the spec's bounds."""
-
-    def close(self) -> None:
-        """Frees what the environment holds."""
+from jmarl.envs.workers import Workers
+from jmarl.types import Action, Env, EnvSpec, Observation, Outcome  # noqa: F401  one of them for the example
 
 
 class HostState(NamedTuple):
@@ -103,11 +50,21 @@ class HostState(NamedTuple):
 
 
 @usual_flags
-def from_host(make: Callable[[], HostEnv], *, agent_ids: bool = False, time_limit: str = "truncated") -> Env:
+def from_host(
+    make: Callable[[], HostEnv],
+    *,
+    workers: int = 0,
+    timeout_s: float = 60.0,
+    agent_ids: bool = False,
+    time_limit: str = "truncated",
+) -> Env:
     """Environments in Python, which `make` makes as many of as are played side by side.
 
     Args:
       make: makes one environment.
+      workers: processes that share the environments; 0: all are in this one. A process that dies, or does not answer,
+        is replaced, the episodes in it are cut off, and the run goes on.
+      timeout_s: seconds that a process may take for an answer.
       agent_ids: put a one-hot id before each agent's features.
       time_limit: "truncated" or "terminal", see `jmarl.make`.
 
@@ -129,9 +86,9 @@ def from_host(make: Callable[[], HostEnv], *, agent_ids: bool = False, time_limi
       >>> outcome.reward[:, 0], obs.agents[:, 0, 0]
       (Array([1., 1., 1., 1.], dtype=float32), Array([1., 1., 1., 1.], dtype=float32))
     """
-    pool = _Pool(make)
+    pool = _Pool(Workers(make, workers, timeout_s) if workers else Slots(make))
     spec, info = pool.spec, pool.info
-    shown = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), pool.shown_of_nothing)
+    shown = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), pool.example)
     number, flag = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), bool)
     each = jax.ShapeDtypeStruct((spec.num_agents,), jnp.float32)
     told = (shown, shown, each, jax.ShapeDtypeStruct((spec.num_agents,), bool), flag)
@@ -172,68 +129,49 @@ def from_host(make: Callable[[], HostEnv], *, agent_ids: bool = False, time_limi
     return with_agent_ids(env) if agent_ids else env
 
 
+def split_options(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Those of `from_host`, and the rest, which are the environment's."""
+    of_host = ("workers", "timeout_s")
+    return {k: v for k, v in options.items() if k in of_host}, {k: v for k, v in options.items() if k not in of_host}
+
+
 def _observation(shown: Any) -> Observation:
     agents, state, action_mask, agent_mask = shown
     return Observation(agents=agents, state=state, action_mask=action_mask, agent_mask=agent_mask)
 
 
-class _Slot:
-    """One environment, and what it has answered last."""
-
-    def __init__(self, env: HostEnv):
-        self.env, self.clock, self.answer = env, 0, None  # type: HostEnv, int, Any
-        self.seeds = np.random.default_rng(0)
-
-
 class _Pool:
-    """All environments that `make` has made, by number."""
+    """All environments, by number: those of an evaluation that is over are used again."""
 
-    def __init__(self, make: Callable[[], HostEnv]):
-        self._make, self._lock = make, threading.RLock()  # several devices may ask at once
-        self._slots, self._free = [_Slot(make())], [0]  # type: list[_Slot], list[int]
-        one = self._slots[0].env
-        self.spec, self.info = one.spec, tuple(one.info)
-        n, spec = self.spec.num_agents, self.spec
-        sizes = spec.action_sizes or (spec.num_actions,) * n
-        self._legal = None if spec.num_actions is None else np.arange(spec.num_actions) < np.array(sizes)[:, None]
+    def __init__(self, store: Slots | Workers):
+        self._store, self._lock = store, threading.RLock()  # several devices may ask at once
+        self.spec, self.info, self.example = store.spec, store.info, store.example
+        self._num, self._free = 0, []  # type: int, list[int]
         self.failure: Exception | None = None
-        self.shown_of_nothing: tuple[np.ndarray | None, ...] = (
-            np.zeros((n, *spec.obs_shape), np.float32),
-            np.zeros(spec.state_shape, np.float32),
-            self._legal,
-            np.ones(n, bool),
-        )
-        self._closing = weakref.finalize(self, _close, self._slots)
+        self.close = weakref.finalize(self, store.close)
 
     def reset(self, seed: Any) -> Any:
         """New episodes of as many environments as there are seeds."""
         with self._lock, self._noting_failures():
-            shape, numbers, shown = np.shape(seed), [], []
-            for one in np.asarray(seed).reshape(-1):
-                slot_number = self._take()
-                slot = self._slots[slot_number]
-                slot.clock, slot.seeds = 0, np.random.default_rng(int(one))
-                numbers.append(slot_number)
-                shown.append(self._begin(slot))
-            return np.array(numbers, np.int32).reshape(shape), _stack(shown, shape)
+            seeds = np.asarray(seed).reshape(-1).tolist()
+            again, self._free = self._free[: len(seeds)], self._free[len(seeds) :]
+            numbers = [*again, *range(self._num, self._num + len(seeds) - len(again))]
+            self._num += len(seeds) - len(again)
+            shown = _stack(self._store.reset(numbers, seeds), np.shape(seed))
+            return np.array(numbers, np.int32).reshape(np.shape(seed)), shown
 
-    def step(self, index: Any, clock: Any, is_over: Any, action: Any) -> Any:
+    def step(self, number: Any, clock: Any, is_over: Any, action: Any) -> Any:
         """One step of each, but for those whose episodes are over."""
         with self._lock, self._noting_failures():
-            shape = np.shape(index)
-            numbers, clocks, over = (np.asarray(x).reshape(-1) for x in (index, clock, is_over))
+            shape = np.shape(number)
+            numbers, clocks, over = (np.asarray(x).reshape(-1).tolist() for x in (number, clock, is_over))
             actions = np.asarray(action).reshape(len(numbers), *np.shape(action)[len(shape) :])
-            each = zip(numbers, clocks, over, actions, strict=True)
-            return _stack([self._step_one(self._slots[i], int(t), bool(done), act) for i, t, done, act in each], shape)
+            return tuple(_stack(self._store.step(numbers, clocks, over, list(actions)), shape))
 
-    def release(self, index: Any) -> None:
+    def release(self, number: Any) -> None:
         """Gives environments back, for others to play in."""
         with self._lock:
-            self._free += [int(i) for i in np.asarray(index).reshape(-1)]
-
-    def close(self) -> None:
-        """Closes all environments, which otherwise happens when nothing refers to them any more."""
-        self._closing()
+            self._free += np.asarray(number).reshape(-1).tolist()
 
     @contextlib.contextmanager
     def _noting_failures(self) -> Iterator[None]:
@@ -242,53 +180,6 @@ class _Pool:
         except Exception as error:
             self.failure = error
             raise
-
-    def _take(self) -> int:
-        if self._free:
-            return self._free.pop(0)
-        self._slots.append(_Slot(self._make()))
-        return len(self._slots) - 1
-
-    def _begin(self, slot: _Slot) -> Any:
-        return self._shown(slot.env.reset(int(slot.seeds.integers(2**31))))
-
-    def _step_one(self, slot: _Slot, clock: int, is_over: bool, action: np.ndarray) -> Any:
-        if slot.clock == clock + 1 and slot.answer is not None:  # asked for once more
-            return slot.answer
-        if slot.clock != clock:
-            raise RuntimeError(
-                f"{self.spec.name} is at step {slot.clock} and was asked to go on from step {clock}: an environment in "
-                f"Python cannot be taken back to a state that has gone by."
-            )
-        slot.clock += 1
-        if is_over:
-            seen, start, reward, terminated, last, info = slot.answer
-            slot.answer = seen, start, np.zeros_like(reward), terminated, last, info
-            return slot.answer
-        seen, reward, terminated, last, info = slot.env.step(action)
-        n = self.spec.num_agents
-        shown = self._shown(seen)
-        slot.answer = (
-            shown,
-            self._begin(slot) if last else shown,
-            np.array(np.broadcast_to(reward, (n,)), np.float32),
-            np.array(np.broadcast_to(terminated, (n,)), bool),
-            np.bool_(last),
-            np.array([info.get(name, np.nan) for name in self.info], np.float32),
-        )
-        return slot.answer
-
-    def _shown(self, seen: Seen) -> Any:
-        agents = np.asarray(seen.agents, np.float32)
-        state = joined(agents) if seen.state is None else np.asarray(seen.state, np.float32)
-        mask = self._legal if seen.action_mask is None else np.asarray(seen.action_mask, bool)
-        acts = np.ones(len(agents), bool) if seen.agent_mask is None else np.asarray(seen.agent_mask, bool)
-        shown = agents, state, mask, acts
-        names = ("agents", "state", "action_mask", "agent_mask")
-        for name, given, example in zip(names, shown, self.shown_of_nothing, strict=True):
-            if given is not None and example is not None and given.shape != example.shape:
-                raise ValueError(f"{self.spec.name} shows {name} {given.shape}; its spec asks for {example.shape}.")
-        return shown
 
 
 @contextlib.contextmanager
@@ -309,16 +200,6 @@ def failures_named(*envs: Env) -> Iterator[None]:
         raise RuntimeError(f"{failed.spec.name} raised {type(error).__name__}: {error}") from error
     finally:
         log.disabled = is_silent
-
-
-def joined(views: np.ndarray) -> np.ndarray:
-    """All views `[N, ...]` along their last axis: the global state of an environment that has none."""
-    return np.concatenate(list(views), axis=-1)
-
-
-def _close(slots: list[_Slot]) -> None:
-    for slot in slots:
-        slot.env.close()
 
 
 def _stack(rows: list[Any], shape: tuple[int, ...]) -> Any:

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from jmarl.envs import gymnasium_adapter, host
-from jmarl.envs.host import HostStep, Seen
+from jmarl.envs import gymnasium_adapter, host, slots
+from jmarl.envs.slots import HostStep, Seen
 from jmarl.envs.stacked import teams_of
 from jmarl.types import Env, EnvSpec
 
@@ -26,14 +26,17 @@ def names() -> list[str]:
 def make(name: str, options: dict[str, Any], *, agent_ids: bool, time_limit: str, flatten: bool) -> Env:
     """The environment of a module such as "mpe2.simple_spread_v3" or "butterfly.pistonball_v6".
 
-    Options are arguments of the module's `parallel_env`, and `max_steps`, see `from_pettingzoo`.
+    Options are arguments of the module's `parallel_env`, and `max_steps`, `workers` and `timeout_s`, see
+    `from_pettingzoo`.
     """
+    where, options = host.split_options(options)
     max_steps, options = options.get("max_steps"), {k: v for k, v in options.items() if k != "max_steps"}
     constructor = _constructor(name)
     return from_pettingzoo(
         lambda: constructor(**options),
         name=f"pettingzoo:{name}",
         max_steps=max_steps,
+        **where,
         agent_ids=agent_ids,
         time_limit=time_limit,
         flatten=flatten,
@@ -45,6 +48,8 @@ def from_pettingzoo(
     *,
     name: str | None = None,
     max_steps: int | None = None,
+    workers: int = 0,
+    timeout_s: float = 60.0,
     agent_ids: bool = False,
     time_limit: str = "truncated",
     flatten: bool = False,
@@ -63,6 +68,7 @@ def from_pettingzoo(
       name: for the spec; the environment's own name if None.
       max_steps: of the longest episode, which PettingZoo does not say; by default `env.unwrapped.max_cycles`, or
         unknown.
+      workers, timeout_s: see `from_host`.
       agent_ids, time_limit, flatten: see `jmarl.make`.
 
     Example:
@@ -74,7 +80,8 @@ def from_pettingzoo(
     def make_one() -> Parallel:
         return Parallel(make(), name, max_steps=max_steps, flatten=flatten)
 
-    return host.from_host(make_one, agent_ids=agent_ids, time_limit=time_limit)
+    where: dict[str, Any] = {"workers": workers, "timeout_s": timeout_s}
+    return host.from_host(make_one, **where, agent_ids=agent_ids, time_limit=time_limit)
 
 
 def _constructor(name: str) -> Callable[..., Any]:
@@ -128,7 +135,7 @@ class Parallel:
         views, infos = env.reset(seed=0)
         self._has_state = self._state() is not None
         first = self._seen(views, infos, set(self._agents))
-        state = host.joined(first.agents) if first.state is None else first.state
+        state = slots.joined(first.agents) if first.state is None else first.state
         self.spec = self.spec._replace(state_shape=state.shape)
 
     def reset(self, seed: int) -> Seen:
