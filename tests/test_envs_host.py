@@ -154,11 +154,10 @@ def run(env, folder=None, num_iterations=4, resume=False, **options):
 def test_a_run_is_resumed_with_what_it_learnt_and_new_episodes(tmp_path, capsys):
     kind = fresh()
     whole, state = run(envs.from_host(kind))
-    again, _ = run(envs.from_host(fresh()))
-    for name, values in whole.items():  # the same seed, the same run
-        np.testing.assert_array_equal(values, again[name])
     assert kind.made == 2 * 2 + 2 * 2  # of two seeds, in training and in evaluation
-    run(envs.from_host(fresh()), tmp_path / "a", callback=lambda env_steps, *_: env_steps >= 16)
+    begun, _ = run(envs.from_host(fresh()), tmp_path / "a", callback=lambda env_steps, *_: env_steps >= 16)
+    for name, values in begun.items():  # the same seed, the same run
+        np.testing.assert_array_equal(values, whole[name][:, :2])
     capsys.readouterr()
     later, resumed = run(envs.from_host(fresh()), tmp_path / "a", resume=True)
     assert "count is not in the checkpoint: the episodes that were under way begin anew" in capsys.readouterr().out
@@ -267,12 +266,12 @@ def test_workers_that_die_or_hang_are_replaced_and_what_they_raise_is_told(capsy
             [going_on] = workers.step([2], [clock + 1], [False], [np.array([0])])
             assert going_on.reward == 1.0 and not going_on.last
         with pytest.raises(
-            WorkerFailed, match="in a worker:\nTraceback .*\n(.*\n)*ZeroDivisionError: the wheel came off"
+            WorkerFailed, match=r"in a worker:\nTraceback .*\n(.*\n)*ZeroDivisionError: the wheel came off"
         ):
             workers.step([2], [5], [False], [np.array([3])])
     finally:
         workers.close()
-    assert not any(worker._process.is_alive() for worker in workers._workers if worker._process._popen is not None)
+    assert not any(worker._process.is_alive() for worker in workers._workers)
 
 
 # ------------------------------------------------------------------------------------------------------------ Gymnasium
