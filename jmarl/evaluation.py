@@ -6,14 +6,32 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, PRNGKeyArray
+from flax import struct
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jmarl import keys, masks, metrics
 from jmarl.envs.flags import usual_promotion
-from jmarl.types import Env, Learner, Metrics, TrainState
+from jmarl.types import Env, EnvSpec, Learner, Metrics, Replaceable, TrainState
 
 # The first parts of names that jmarl itself measures, or keeps for those that clash with them.
 _MEASURED = ("return_sum", "return_mean", "return", "episode_length", "info")
+
+
+@struct.dataclass(kw_only=True)
+class Episodes(Replaceable):
+    """What each of `E` episodes gave.
+
+    Attributes:
+      returns: of each agent.
+      length: in steps.
+      has_ended: False where an episode was cut off at `max_steps`.
+      info: the environment's own, as told at the last step; not known where an episode has not ended.
+    """
+
+    returns: Float[Array, "*batch E N"]
+    length: Int[Array, "*batch E"]
+    has_ended: Bool[Array, "*batch E"]
+    info: dict[str, Any]
 
 
 @usual_promotion
@@ -50,6 +68,30 @@ def evaluate(
             return evaluate(env, learner, state, key, num_episodes=num_episodes, max_steps=max_steps)
 
         return jax.vmap(of_one_seed)(state, jax.random.split(key, len(state.step)))
+    episodes = play_episodes(env, learner, state, key, num_episodes=num_episodes, max_steps=max_steps)
+    is_finite = all_finite(state)
+    return {name: jnp.where(is_finite, x, metrics.missing()) for name, x in mean_metrics(env.spec, episodes).items()}
+
+
+@usual_promotion
+def play_episodes(
+    env: Env,
+    learner: Learner,
+    state: Any,
+    key: PRNGKeyArray,
+    *,
+    num_episodes: int = 32,
+    max_steps: int | None = None,
+) -> Episodes:
+    """The episodes that `evaluate` takes the means of, one by one; the arguments are its own, but for one seed.
+
+    >>> from jmarl import RandomConfig, envs, random_policy
+    >>> env = envs.matrix_game([[1.0, 1.0], [1.0, 1.0]])
+    >>> learner = random_policy(env.spec, RandomConfig())
+    >>> play_episodes(env, learner, learner.init(jax.random.key(0)), jax.random.key(1), num_episodes=3).returns.shape
+    (3, 2)
+    """
+    key = keys.as_key(key)
     if num_episodes < 1:
         raise ValueError(f"num_episodes={num_episodes} must be at least 1.")
     max_steps = env.spec.max_steps if max_steps is None else max_steps
@@ -60,7 +102,6 @@ def evaluate(
         )
     key, key_reset = jax.random.split(key)
     env_state, obs = jax.vmap(env.reset)(jax.random.split(key_reset, num_episodes))
-    is_finite = _all_finite(state)
 
     def play_step(t, env_state, obs, carry):
         action, carry = learner.greedy(state, carry, masks.readable(obs), jnp.full(num_episodes, t == 0))
@@ -90,22 +131,28 @@ def evaluate(
     def is_unfinished(play):
         return play[4].any() & (play[0] < max_steps)
 
-    def mean_known(x):
-        """Over the episodes that ended and told a number."""
-        is_known = ~going_on & ~jnp.isnan(x)
-        return metrics.mean(jnp.sum(jnp.where(is_known, x, 0)), jnp.sum(is_known).astype(x.dtype))
-
     _, env_state, _, _, going_on, returns, length, info = jax.lax.while_loop(is_unfinished, step, play)
     if env.release is not None:
         env.release(env_state)
-    measured = {
+    return Episodes(returns=returns, length=length, has_ended=~going_on, info=info)
+
+
+def mean_metrics(spec: EnvSpec, episodes: Episodes) -> Metrics:
+    """Means over episodes `[E]`, under the names that `evaluate` lists."""
+
+    def mean_known(x):
+        """Over the episodes that ended and told a number."""
+        is_known = episodes.has_ended & ~jnp.isnan(x)
+        return metrics.mean(jnp.sum(jnp.where(is_known, x, 0)), jnp.sum(is_known).astype(x.dtype))
+
+    returns = episodes.returns
+    return {
         "eval/return_sum": jnp.mean(jnp.sum(returns, axis=-1)),
         "eval/return_mean": jnp.mean(returns),
-        **{f"eval/return/{agent}": jnp.mean(returns[:, i]) for i, agent in enumerate(env.spec.agents)},
-        "eval/episode_length": jnp.mean(length.astype(jnp.float32)),
-        **{name: mean_known(x) for name, x in info_metrics("eval/", info).items()},
+        **{f"eval/return/{agent}": jnp.mean(returns[:, i]) for i, agent in enumerate(spec.agents)},
+        "eval/episode_length": jnp.mean(episodes.length.astype(jnp.float32)),
+        **{name: mean_known(x) for name, x in info_metrics("eval/", episodes.info).items()},
     }
-    return {name: jnp.where(is_finite, x, metrics.missing()) for name, x in measured.items()}
 
 
 def info_metrics(prefix: str, info: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,8 +181,8 @@ def flat_info(info: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _all_finite(state: Any) -> Bool[Array, ""]:
-    """Whether all parameters are, in a `TrainState` or in a tuple of them."""
+def all_finite(state: Any) -> Bool[Array, ""]:
+    """Whether all parameters are finite, in a `TrainState` or in a tuple of them."""
     learnt = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, TrainState))
     params = [x for s in learnt for x in jax.tree.leaves(s.params if isinstance(s, TrainState) else s)]
     finite = [jnp.isfinite(x).all() for x in params if jnp.issubdtype(jnp.result_type(x), jnp.inexact)]

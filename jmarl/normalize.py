@@ -87,8 +87,8 @@ def accumulate(stats: Moments, x: Float[Array, "..."], mask: Bool[Array, "*batch
 
     >>> stats = accumulate(init_features((1,)), jnp.array([[1.0], [3.0], [9.0]]), jnp.array([True, True, False]))
     >>> stats = accumulate(stats, jnp.array([[8.0]]), jnp.array([True]))
-    >>> stats.mean, stats.variance, stats.weight
-    (Array([4.], dtype=float32), Array([8.666667], dtype=float32), Array(3., dtype=float32))
+    >>> stats.mean.tolist(), round(float(stats.variance[0]), 4), float(stats.weight)
+    ([4.0], 8.6667, 3.0)
     """
     axes = tuple(range(mask.ndim))
     counts = mask.reshape(*mask.shape, *[1] * (x.ndim - mask.ndim))

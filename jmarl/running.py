@@ -318,7 +318,7 @@ class _Watch:
     """Says, once for each seed, that its numbers are no numbers any more, and where that came from."""
 
     def __init__(self) -> None:
-        self._told: dict[str, set[int]] = {"reward": set(), "view": set(), "learning": set()}
+        self._told: dict[str, set[int]] = {"reward": set(), "view": set(), "curiosity": set(), "learning": set()}
 
     def metrics(self, env_steps: int, metrics: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The metrics, without the counts of what is not finite where there is nothing to count."""
@@ -333,7 +333,12 @@ class _Watch:
             if not np.any(metrics[name] > 0):
                 metrics = {other: values for other, values in metrics.items() if other != name}
         for name, values in metrics.items():
-            if name.startswith("loss/"):
+            if name.endswith("intrinsic/changing_views") and (seeds := self._new("curiosity", values == 0)):
+                parallel.say(
+                    f"The views of {seeds} never changed in {env_steps:,} steps, so nothing in them can be new: "
+                    f"{name.removesuffix('changing_views')}bonus says nothing."
+                )
+            if "loss/" in name:
                 self._learning(env_steps, name, ~np.isfinite(values))
         return metrics
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Union
 
 import tyro
 
-from jmarl.cli import check, crossplay, evaluate, experiment, lists, new, options, own, plotting, report
+from jmarl.cli import check, crossplay, evaluate, experiment, lists, new, options, own, plotting, report, tournament
 
 
 def main(argv: Sequence[str]) -> None:
@@ -14,6 +14,7 @@ def main(argv: Sequence[str]) -> None:
         "evaluate": evaluate.evaluate_run,
         "plot": plotting.plot,
         "report": report.report,
+        "tournament": tournament.tournament,
         "crossplay": crossplay.crossplay,
         "check": check.check,
         "envs": lists.list_envs,

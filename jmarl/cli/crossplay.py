@@ -7,7 +7,9 @@ on its diagonal. A team that relies on conventions of its own earns less beside 
 "Other-Play" for Zero-Shot Coordination (https://arxiv.org/abs/2003.02979).
 """
 
+import functools
 import json
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,7 +19,7 @@ import tyro
 from jaxtyping import PRNGKeyArray
 
 import jmarl
-from jmarl.cli import drawing, plotting
+from jmarl.cli import drawing, experiment, plotting, tournament
 from jmarl.cli.errors import (
     UsageError,
     new_folder,
@@ -28,20 +30,6 @@ from jmarl.cli.errors import (
 )
 from jmarl.cli.run_folders import load_run
 from jmarl.types import Env, Learner, Metrics, TrainState
-
-
-def mixed_team(learner: Learner, agent: int = 0) -> Learner:
-    """Its parameters are a pair of states: agent number `agent` plays as the first, everyone else as the second."""
-
-    def greedy(pair, carries, obs, first):
-        (own, own_carry), (others, others_carry) = (
-            learner.greedy(state, carry, obs, first) for state, carry in zip(pair.params, carries, strict=True)
-        )
-        return others.at[:, agent].set(own[:, agent]), (own_carry, others_carry)
-
-    return learner._replace(
-        greedy=greedy, init_carry=lambda shape: (learner.init_carry(shape), learner.init_carry(shape))
-    )
 
 
 def cross_play(
@@ -60,13 +48,11 @@ def cross_play(
     Returns:
       The metrics of `jmarl.evaluate`, `[S, S]`: the row is the seed of `agent`, the column that of all others.
     """
-    team = mixed_team(learner, agent)
-
-    def play(own, others):
-        pair = TrainState(params=(own, others), step=own.step, env_steps=own.env_steps)
-        return jmarl.evaluate(env, team, pair, key, num_episodes=num_episodes)
-
-    return jax.jit(jax.vmap(jax.vmap(play, in_axes=(None, 0)), in_axes=(0, None)))(states, states)
+    others = [i for i in range(env.spec.num_agents) if i != agent]
+    seeds = [jmarl.tournament.Player("seed", learner, states)]
+    matches = jmarl.tournament.play(env, seeds, key, members=[[agent], others], num_episodes=num_episodes)
+    means = functools.partial(jmarl.evaluation.mean_metrics, env.spec)
+    return jax.vmap(jax.vmap(means))(matches.episodes)
 
 
 def self_and_cross(matrix: np.ndarray) -> tuple[float, float]:
@@ -78,21 +64,11 @@ def self_and_cross(matrix: np.ndarray) -> tuple[float, float]:
 def draw_matrix(matrix: np.ndarray, path: Path, *, label: str, title: str, agent: int = 0) -> Path:
     """A heat map with a number in each cell."""
     side = len(matrix)
-    figure, axes = drawing.new_figure(2.4 + 0.62 * side, 1.6 + 0.55 * side)
-    image = axes.imshow(matrix, cmap="cividis")
-    middle = (matrix.min() + matrix.max()) / 2
-    digits = int(np.clip(2 - np.floor(np.log10(max(np.abs(matrix).max(), 1e-9))), 0, 3))
-    for (row, column), value in np.ndenumerate(matrix):
-        ink = "white" if value <= middle else "black"
-        axes.text(column, row, f"{value:.{digits}f}", ha="center", va="center", color=ink, fontsize=8)
-    axes.set_xticks(range(side))
-    axes.set_yticks(range(side))
-    axes.tick_params(length=0)
+    figure, axes = drawing.new_figure(3.2 + 0.62 * side, 2.0 + 0.55 * side)
+    tournament.draw_heat_map(axes, matrix, list(map(str, range(side))), label=label)
     axes.set_xlabel("seed of all other agents")
     axes.set_ylabel(f"seed of agent {agent}")
-    axes.set_title(title, fontsize="medium")
-    axes.spines[:].set_visible(False)
-    figure.colorbar(image, label=label, shrink=0.9)
+    axes.set_title(textwrap.fill(title, 24 + 7 * side), fontsize="medium")
     figure.savefig(path, dpi=130)
     return path
 
@@ -137,7 +113,8 @@ def crossplay(
         )
     if not 0 <= agent < plays_in.spec.num_agents:
         raise UsageError(f"--agent {agent} must be one of 0 to {plays_in.spec.num_agents - 1}.")
-    metrics = cross_play(plays_in, learner, states, jax.random.key(seed), num_episodes=episodes, agent=agent)
+    with experiment.refused():
+        metrics = cross_play(plays_in, learner, states, jax.random.key(seed), num_episodes=episodes, agent=agent)
     if metric not in metrics:
         raise UsageError(f"--metric {metric} is not evaluated: choose one of {', '.join(sorted(metrics))}.")
     matrix = np.asarray(metrics[metric], float)

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import io
 import math
+import re
 import secrets
 import shlex
 import shutil
@@ -184,13 +185,19 @@ def require_memory(built: Built, options: Options) -> None:
     """Refuses an evaluation whose environments alone are more than the memory."""
     if not options.eval_episodes:
         return
-    one = jax.eval_shape(lambda key: (built.eval_env.reset(key), built.learner.init_carry((1,))), jax.random.key(0))
     at_once = options.seeds if options.shard == "seeds" else 1
-    needed, device = _bytes(one) * options.eval_episodes * at_once, jax.local_devices()[0]
+    what = f"--eval-episodes {options.eval_episodes} of {at_once} seeds side by side"
+    num_episodes = options.eval_episodes * at_once
+    require_room(built.eval_env, built.learner, num_episodes, what, "evaluate fewer episodes")
+
+
+def require_room(env: Env, learner: Learner, num_episodes: int, what: str, way_out: str) -> None:
+    """Refuses episodes side by side whose environments alone are more than the memory."""
+    one = jax.eval_shape(lambda key: (env.reset(key), learner.init_carry((1,))), jax.random.key(0))
+    needed, device = _bytes(one) * num_episodes, jax.local_devices()[0]
     if needed > (available := jmarl.parallel.memory_of([device])):
         raise UsageError(
-            f"--eval-episodes {options.eval_episodes} of {at_once} seeds side by side take {needed / 2**30:,.0f} GiB, "
-            f"but {device.device_kind} has {available / 2**30:,.0f}: evaluate fewer episodes."
+            f"{what} take {needed / 2**30:,.0f} GiB, but {device.device_kind} has {available / 2**30:,.0f}: {way_out}."
         )
 
 
@@ -233,8 +240,10 @@ def describe(algorithm: str, options: Options, config: Any, env_kwargs: dict[str
             )
     facts = run_folders.facts_of(algorithm, options, built.config, env_kwargs, Path(), "")
     settings = {k: v for k, v in facts.items() if k not in ("format", "command", "config", "system", "run_dir")}
-    for name, values in {"experiment": settings, "config": facts["config"]}.items():
-        print(f"{name}\n" + "".join(f"  {key:24s}{value}\n" for key, value in values.items()))
+    config = {name: jmarl.configs.get(built.config, name) for name, _ in jmarl.configs.fields(built.config)}
+    for name, values in {"experiment": settings, "config": config}.items():
+        width = max(24, 2 + max(map(len, values)))
+        print(f"{name}\n" + "".join(f"  {key:{width}s}{value}\n" for key, value in values.items()))
     num_parameters = sum(x.size for x in jax.tree.leaves(state.train_state.params))
     per_iteration = built.loop.env_steps_per_iteration
     print(f"{num_parameters:,} parameters per seed")
@@ -495,7 +504,7 @@ def row_of_table(values: np.ndarray) -> list[str]:
 
 def new_name(algorithm: str, env: str) -> Path:
     """A folder that is not there yet."""
-    short = [name.rpartition("/")[2].replace("|", "_").replace(":", "_") for name in (algorithm, env)]
+    short = [re.sub(r"[^\w.+-]+", "_", name.rpartition("/")[2]).strip("_") for name in (algorithm, env)]
     base = f"{short[0]}-{short[1]}-{datetime.now():%Y%m%d-%H%M%S}"
     candidates = (Path("runs") / f"{base}{suffix}" for suffix in ("", *(f"-{i}" for i in range(2, 1000))))
     return next(path for path in candidates if not path.exists())

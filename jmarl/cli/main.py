@@ -16,6 +16,7 @@ COMMANDS = {
     "plot": ("plotting", "draw learning curves of runs into one figure"),
     "report": ("report", "compare runs: tables with intervals, curves, profiles"),
     "search": ("search", 'search for hyperparameters (needs pip install "jmarl[search]")'),
+    "tournament": ("tournament", "let the players of runs meet, on both sides of a game: shares and ratings"),
     "crossplay": ("crossplay", "let the seeds of a run play with each other"),
     "check": ("check", "train a committed result again: does it still come out?"),
     "envs": ("lists", "names of environments, or facts about one"),

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import jmarl
+from jmarl.cli import composed
 from jmarl.cli.errors import UsageError, nearest
 from jmarl.envs import pettingzoo_adapter
 from jmarl.types import Algorithm, Env, EnvSpec
@@ -55,12 +56,19 @@ def runs_code(name: str) -> bool:
 
 
 def find_algorithm(name: str) -> Algorithm:
-    """One of `ALGORITHMS`, or the user's: `(spec, cfg) -> Learner`."""
+    """One of `ALGORITHMS`, one of them within combinators, or the user's: `(spec, cfg) -> Learner`."""
+    if composed.is_composed(name):
+        return composed.algorithm(name, find_algorithm)
     if is_own(name):
         return _load(name)
     if name not in ALGORITHMS:
         raise UsageError(f"no algorithm is called {name!r}: {nearest(name, ALGORITHMS)}")
     return ALGORITHMS[name]
+
+
+def default_config(name: str) -> Any:
+    """The config of an algorithm, with its defaults."""
+    return composed.config(name, lambda name: config_class(name)())
 
 
 def config_class(name: str) -> type:
@@ -78,8 +86,10 @@ def config_class(name: str) -> type:
 
 
 def learns_from(name: str) -> str:
-    """Which batches an own algorithm takes, as its `Learner` says for the first kind of actions that it knows."""
-    algorithm, config = find_algorithm(name), config_class(name)()
+    """Which batches an algorithm takes, as its `Learner` says for the first kind of actions that it knows."""
+    if composed.is_composed(name):
+        return "replay" if "replay" in map(learns_from, composed.innermost(name)) else "rollouts"
+    algorithm, config = find_algorithm(name), default_config(name)
     common: Mapping[str, Any] = {"name": "", "agents": ("a", "b"), "obs_shape": (1,), "state_shape": (2,)}
     bounds = ((-1.0,), (-1.0,)), ((1.0,), (1.0,))
     discrete = EnvSpec(**common, num_actions=2)

@@ -39,6 +39,7 @@ from jmarl import configs, exploration, losses, masks, networks, normalize, opti
 from jmarl.combinators import nesting
 from jmarl.configs import config
 from jmarl.learners import checks, critics, parts, ppo
+from jmarl.networks.initializers import draw_at_once
 from jmarl.types import Algorithm, EnvSpec, Learner, Metrics, Numeric, Params, TrainState, Trajectory, static
 
 
@@ -108,7 +109,7 @@ def icm(algorithm: Algorithm) -> Callable[[EnvSpec, ICMConfig], Learner]:
 
         def init(key):
             view, action = jnp.zeros((1, *spec.obs_shape)), jnp.zeros((1, _action_size(spec)))
-            return _fresh(net.init(key, view, action, view)["params"], cfg)
+            return _fresh(draw_at_once(net.init(key, view, action, view)["params"], key), cfg)
 
         def parts_of(params, batch):
             return icm_losses(params, batch, net=net, code=code)
@@ -150,7 +151,10 @@ def rnd(algorithm: Algorithm) -> Callable[[EnvSpec, RNDConfig], Learner]:
         def init(key):
             view = jnp.zeros((1, *spec.obs_shape))
             keys = jax.random.split(key, len(nets))
-            params = {name: net.init(k, view)["params"] for (name, net), k in zip(nets.items(), keys, strict=True)}
+            params = {
+                name: draw_at_once(net.init(k, view)["params"], k)
+                for (name, net), k in zip(nets.items(), keys, strict=True)
+            }
             moments = {"views": normalize.init_features(spec.obs_shape), "sums": normalize.init_features(())}
             return _fresh(params, cfg).replace(moments=moments)
 
@@ -350,7 +354,14 @@ def _curious(
             steps = steps.replace(measured={**steps.measured, **jax.lax.stop_gradient(told)})
         inner, metrics = learner.update(nesting.part(state, "inner"), batch.replace(steps=steps), key)
         own, learnt = learn(own, batch.replace(steps=steps))
-        measured = {"intrinsic/weight": now, "intrinsic/bonus": losses.masked_mean(bonus, counts)}
+        changes = jnp.any(
+            steps.next_obs.agents != steps.obs.agents, axis=tuple(range(counts.ndim, steps.obs.agents.ndim))
+        )
+        measured = {
+            "intrinsic/weight": now,
+            "intrinsic/bonus": losses.masked_mean(bonus, counts),
+            "intrinsic/changing_views": losses.masked_mean(changes.astype(bonus.dtype), counts),
+        }
         return nesting.join({"inner": inner, "intrinsic": own}), {**metrics, **learnt, **measured}
 
     return learner._replace(init=init, act=act, greedy=greedy, update=update)

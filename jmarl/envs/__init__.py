@@ -29,7 +29,7 @@ from typing import Any
 
 from jmarl.envs import gymnasium_adapter, gymnax_adapter, jaxmarl_adapter, jumanji_adapter, pettingzoo_adapter
 from jmarl.envs.checks import check_env
-from jmarl.envs.games import PROBES, matrix_game, probe, two_step_game
+from jmarl.envs.games import PROBES, key_door, matrix_game, probe, two_step_game, zero_sum_game
 from jmarl.envs.gymnax_adapter import from_gymnax
 from jmarl.envs.host import from_host
 from jmarl.envs.jaxmarl_adapter import RawStep, from_jaxmarl
@@ -54,12 +54,14 @@ __all__ = [
     "from_jaxmarl",
     "from_jumanji",
     "from_pettingzoo",
+    "key_door",
     "make",
     "matrix_game",
     "predator_prey",
     "probe",
     "two_step_game",
     "with_agent_ids",
+    "zero_sum_game",
 ]
 
 

@@ -133,6 +133,8 @@ def _check_outcome(outcome: Any, spec: EnvSpec) -> None:
     _check_array("step", "reward", outcome.reward, (spec.num_agents,), jnp.float32, spec)
     _check_array("step", "terminated", outcome.terminated, (spec.num_agents,), jnp.bool_, spec)
     _check_array("step", "last", outcome.last, (), jnp.bool_, spec)
+    if outcome.shaped_reward is not None:
+        _check_array("step", "shaped_reward", outcome.shaped_reward, (spec.num_agents,), jnp.float32, spec)
     if not isinstance(outcome.info, Mapping):
         raise TypeError(f"{spec.name}: step returns info as {type(outcome.info).__name__}; it must be a dict by name.")
     told = flat_info(outcome.info)

@@ -48,15 +48,6 @@ def with_agent_ids(env: Env) -> Env:
              [0., 1., 0., 1.],
              [0., 0., 1., 1.]], dtype=float32)
     """
-    spec = env.spec
-    *image, width = spec.obs_shape
-    # The id comes first, so that it has one place for agents of all widths and `obs_sizes` still counts from the left.
-    ids = np.eye(spec.num_agents, dtype=np.float32).reshape(spec.num_agents, *(1 for _ in image), spec.num_agents)
-    ids = np.broadcast_to(ids, (spec.num_agents, *image, spec.num_agents))
-
-    def identified(obs: Observation) -> Observation:
-        views = jnp.concatenate([ids.astype(obs.agents.dtype), obs.agents], axis=-1)
-        return dataclasses.replace(obs, agents=views)
 
     def reset(key: Array) -> tuple[Any, Observation]:
         state, obs = env.reset(key)
@@ -70,6 +61,18 @@ def with_agent_ids(env: Env) -> Env:
         state, obs = env.restart(state)  # type: ignore[misc]
         return state, identified(obs)
 
+    spec = env.spec
+    *image, width = spec.obs_shape
     sizes = tuple(size + spec.num_agents for size in spec.obs_sizes)
     spec = spec._replace(obs_shape=(*image, width + spec.num_agents), obs_sizes=sizes, has_ids=True)
     return env._replace(reset=reset, step=step, spec=spec, restart=env.restart and restart)
+
+
+def identified(obs: Observation) -> Observation:
+    """What `with_agent_ids` makes of an observation; leading axes are kept."""
+    *batch, num = obs.agent_mask.shape
+    *image, _ = obs.agents.shape[len(batch) + 1 :]
+    # The id comes first, so that it has one place for agents of all widths and `obs_sizes` still counts from the left.
+    ids = np.eye(num, dtype=np.float32).reshape(num, *(1 for _ in image), num)
+    ids = np.broadcast_to(ids, (*batch, num, *image, num))
+    return dataclasses.replace(obs, agents=jnp.concatenate([ids.astype(obs.agents.dtype), obs.agents], axis=-1))
