@@ -35,14 +35,15 @@ class Count:
 
     def __init__(self):
         type(self).made += 1
-        self.episode = 0
+        self.episode, self.views = 0, np.zeros((2, 3), np.float32)
 
     def reset(self, seed):
         self.time, self.length, self.episode = 0, seed % 4 + 1, self.episode + 1
         return self.seen()
 
     def seen(self):
-        return Seen(np.tile([self.length, self.episode, self.time], (2, 1)))
+        self.views[:] = self.length, self.episode, self.time  # one array for all steps, as many environments have
+        return Seen(self.views)
 
     def step(self, action):
         type(self).steps += 1
@@ -85,11 +86,26 @@ def test_ids_and_time_limits_are_those_of_every_environment():
     env = envs.from_host(fresh(), agent_ids=True, time_limit="terminal")
     assert env.spec.obs_shape == (5,) and env.spec.has_ids
     state, obs = env.reset(jax.random.key(0))
-    for _ in range(int(obs.agents[0, 2])):
-        state, obs, outcome = env.step(state, jnp.zeros(2, int), jax.random.key(0))
-    assert outcome.last and outcome.terminated.all()
-    state, obs = env.restart(state)
-    assert obs.agents[:, :2].tolist() == [[1, 0], [0, 1]] and obs.agents[0, 4] == 0
+    for _ in range(2):  # the second episode would be truncated
+        for _ in range(int(obs.agents[0, 2])):
+            state, obs, outcome = env.step(state, jnp.zeros(2, int), jax.random.key(0))
+        assert outcome.last and outcome.terminated.all()
+        state, obs = env.restart(state)
+        assert obs.agents[:, :2].tolist() == [[1, 0], [0, 1]] and obs.agents[0, 4] == 0
+    with pytest.raises(ValueError, match=r"time_limit='never' is not one of \('truncated', 'terminal'\)"):
+        envs.from_host(fresh(), time_limit="never")
+
+
+def test_continuous_actions_stay_within_their_bounds():
+    class Push(Count):
+        spec = Count.spec._replace(num_actions=None, action_size=1, action_low=((-1,), (0,)), action_high=((1,), (2,)))
+
+        def step(self, action):
+            return super().step(action[:, 0])
+
+    env = envs.check_env(envs.from_host(Push), play=True)
+    _, _, outcome = env.step(env.reset(jax.random.key(0))[0], jnp.array([[-5.0], [5.0]]), jax.random.key(0))
+    assert outcome.reward.tolist() == [-1.0, 20.0]
 
 
 def test_an_evaluation_counts_each_episode_once_and_gives_its_environments_back():
@@ -173,11 +189,11 @@ class Broken(Count):
         return super().step(action)
 
 
-def test_what_an_environment_raises_ends_a_run_in_its_own_words(capfd):
+def test_what_an_environment_raises_ends_a_run_in_its_own_words(caplog):
     with pytest.raises(RuntimeError, match=r"^count raised ZeroDivisionError: the wheel came off$") as raised:
         run(envs.from_host(Broken))
     assert isinstance(raised.value.__cause__, ZeroDivisionError)
-    assert raised.traceback[-1].name != "step" and "Traceback" not in capfd.readouterr().err
+    assert not caplog.records  # jax would show the traceback once more
 
 
 def test_a_view_of_another_shape_is_named():

@@ -97,9 +97,10 @@ class Reader:
 
         self._holds_mask = isinstance(space, spaces.Dict) and set(space.keys()) == {"observation", "action_mask"}
         self._space = space["observation"] if self._holds_mask else space
-        self._is_image = isinstance(self._space, spaces.Box) and len(self._space.shape) == 3 and not flatten
+        self._is_box = isinstance(self._space, spaces.Box)
+        is_image = self._is_box and len(self._space.shape) == 3 and not flatten
         try:
-            self.shape = self._space.shape if self._is_image else (spaces.flatdim(self._space),)
+            self.shape = self._space.shape if is_image else (spaces.flatdim(self._space),)
         except (NotImplementedError, ValueError) as error:
             raise ValueError(f"{name} has the observation space {space}, which has no fixed size.") from error
 
@@ -109,8 +110,11 @@ class Reader:
         mask = info.get("action_mask")
         if self._holds_mask:
             view, mask = view["observation"], view["action_mask"]
-        view = view if self._is_image else spaces.flatten(self._space, view)
-        return np.asarray(view, np.float32), None if mask is None else np.asarray(mask, bool).reshape(-1)
+        if not self._is_box:  # which `flatten` takes as long for as CartPole takes for a step
+            view = spaces.flatten(self._space, view)
+        return np.asarray(view, np.float32).reshape(self.shape), None if mask is None else np.asarray(
+            mask, bool
+        ).reshape(-1)
 
 
 def action_codes(space: Any, name: str) -> tuple[Callable[[np.ndarray], Any], dict[str, Any]]:

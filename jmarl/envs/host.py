@@ -28,6 +28,7 @@ from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
 from jmarl.envs.flags import usual_flags
 from jmarl.envs.slots import HostEnv, HostStep, Seen, Slots  # noqa: F401  two of them for the example
+from jmarl.envs.stacked import require_time_limit
 from jmarl.envs.views import with_agent_ids
 from jmarl.envs.workers import Workers
 from jmarl.types import Action, Env, EnvSpec, Observation, Outcome  # noqa: F401  one of them for the example
@@ -86,6 +87,7 @@ def from_host(
       >>> outcome.reward[:, 0], obs.agents[:, 0, 0]
       (Array([1., 1., 1., 1.], dtype=float32), Array([1., 1., 1., 1.], dtype=float32))
     """
+    require_time_limit(time_limit)
     pool = _Pool(Workers(make, workers, timeout_s) if workers else Slots(make))
     spec, info = pool.spec, pool.info
     shown = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), pool.example)

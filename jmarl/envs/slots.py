@@ -147,8 +147,8 @@ class Slots:
         slot.answer = Answer(
             shown,
             self._begin(slot) if last else shown,
-            np.array(np.broadcast_to(reward, (n,)), np.float32),
-            np.array(np.broadcast_to(terminated, (n,)), bool),
+            _for_all(reward, n, np.float32),
+            _for_all(terminated, n, bool),
             np.array(last, bool),
             np.array([info[name] for name in self.info], np.float32),
         )
@@ -176,6 +176,12 @@ class Slots:
             if given is not None and example is not None and given.shape != example.shape:
                 raise ValueError(f"it shows {name} {given.shape}, and its spec asks for {example.shape}.")
         return shown
+
+
+def _for_all(value: Any, num: int, dtype: Any) -> np.ndarray:
+    """What is said of each agent, or once for all of them, as an array `[N]`."""
+    given = np.array(value, dtype)
+    return given if given.shape == (num,) else np.full(num, given, dtype)
 
 
 def joined(views: np.ndarray) -> np.ndarray:

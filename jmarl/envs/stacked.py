@@ -34,6 +34,12 @@ def scalars(info: Any) -> dict[str, Array]:
 TIME_LIMITS = ("truncated", "terminal")
 
 
+def require_time_limit(time_limit: str) -> None:
+    """Refuses what says nothing about time limits."""
+    if time_limit not in TIME_LIMITS:
+        raise ValueError(f"time_limit={time_limit!r} is not one of {TIME_LIMITS}.")
+
+
 class AgentDicts(NamedTuple):
     """An environment whose agents are keys of dicts, without automatic reset.
 
@@ -69,8 +75,7 @@ class AgentDicts(NamedTuple):
 @usual_flags
 def stack(name: str, env: AgentDicts, *, agent_ids: bool, time_limit: str, flatten: bool) -> Env:
     """`env` as an `Env` of stacked arrays."""
-    if time_limit not in TIME_LIMITS:
-        raise ValueError(f"time_limit={time_limit!r} is not one of {TIME_LIMITS}.")
+    require_time_limit(time_limit)
     agents, num_agents = env.agents, len(env.agents)
     actions = _action_layout(name, env)
     key_aval = jax.eval_shape(lambda: jax.random.key(0))

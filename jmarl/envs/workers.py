@@ -53,9 +53,8 @@ class Workers:
     ) -> list[Answer]:
         """See `Slots.step`."""
         answers = self._ask("step", numbers, clocks, is_over, actions)
-        self._seen |= {
-            i: answer.start if answer.last else answer.seen for i, answer in zip(numbers, answers, strict=True)
-        }
+        for number, answer in zip(numbers, answers, strict=True):
+            self._seen[number] = answer.start if answer.last else answer.seen
         return answers
 
     def close(self) -> None:
