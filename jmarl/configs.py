@@ -25,6 +25,7 @@ __all__ = [
     "EpsilonConfig",
     "NetworkConfig",
     "OptimizerConfig",
+    "QNetworkConfig",
     "RolloutConfig",
     "config",
     "explain",
@@ -109,6 +110,13 @@ class NetworkConfig(Replaceable):
 
 
 @config
+class QNetworkConfig(NetworkConfig):
+    """Networks whose outputs are values of actions."""
+
+    dueling: bool = static(False)  # outputs are V + A - mean A, of a value and of advantages
+
+
+@config
 class RolloutConfig(Replaceable):
     """How learners from rollouts pass over each."""
 
@@ -127,7 +135,7 @@ class EpsilonConfig(Replaceable):
     epsilon_schedule: Schedule = static("linear")  # its course
 
 
-_SUBJECTS = {OptimizerConfig: "optimiser", NetworkConfig: "networks", EpsilonConfig: "exploration"}
+_SUBJECTS = {OptimizerConfig: "optimiser", QNetworkConfig: "networks", EpsilonConfig: "exploration"}
 
 
 def subjects(cls: type) -> dict[str, str]:

@@ -41,7 +41,7 @@ def replayed(algorithm, buffer, env=MEMORY):
 # ------------------------------------------------------------------------------------------------------ bit for bit
 
 SETTINGS = SMALL | {"num_epochs": 1, "pool_size": 2, "feature_size": 4, "cell_size": 4}
-RECURRENT = ("mappo", "vdn")
+RECURRENT = ("mappo", "happo", "vdac_mix", "vdn")
 COMPOSED = ["self_play(rnd(normalized(ippo)))", "teams(agent_0=icm(shaped(iql)),agent_1=random)"]
 
 
