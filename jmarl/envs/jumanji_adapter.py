@@ -377,7 +377,7 @@ def _agent_dicts(env: Any, kind: _Kind, reward: str, flatten: bool) -> AgentDict
         elif kind.retires:
             is_alive = ~terminated
         views, state = read(raw, timestep, is_alive)
-        return views, state, by_agent(rewards), terminated, timestep.last(), kind.info(raw, timestep)
+        return views, state, by_agent(rewards), None, terminated, timestep.last(), kind.info(raw, timestep)
 
     return AgentDicts(
         agents=agents,
