@@ -42,6 +42,10 @@ DETERMINISTIC: dict[str, Any] = {
 }
 PQN: dict[str, Any] = {"pqn_iql": PQNIQLConfig, "pqn_vdn": PQNConfig, "pqn_qmix": PQNQMIXConfig}
 SOFT = ("isac", "masac")
+IN_PYTHON = ("gymnasium:", "pettingzoo:")
+# of Jumanji
+WAREHOUSE = ("rware", "RobotWarehouse")
+FORAGING = ("lbf", "LevelBasedForaging")
 # advantage actor-critic: whose preset of PPO it begins with, and its config
 ONE_STEP: dict[str, tuple[str, Any]] = {
     "ia2c": ("ippo", A2CConfig),
@@ -106,6 +110,10 @@ def task(env: str) -> dict[str, Any]:
         return {"map_name": "3m"}
     if env.startswith("overcooked"):
         return {"layout": "cramped_room", "flatten": True, "shaped_reward": 1.0}
+    if env.startswith(WAREHOUSE):
+        return {"agent_ids": True}
+    if env.startswith(FORAGING):  # the return is the share of the food that is eaten
+        return {"agent_ids": True, "reward": "team"}
     return {}
 
 
@@ -180,6 +188,33 @@ def mabrax(algorithm: str, env: str = "ant_4x2") -> Preset:
     """Robots whose joints are agents: JaxMARL's settings."""
     config = PPOConfig(learning_rate=1e-3, learning_rate_schedule="linear", ent_coef=2e-6, vf_coef=4.5)
     return Preset(env, config, num_envs=64, rollout_length=300, total_steps=10_000_000)
+
+
+def jumanji(algorithm: str, env: str = "rware tiny-4ag") -> Preset:
+    """Robots in a warehouse and foragers: rewards are rare, so views hold ids and chance lasts. Not from a paper."""
+    config = PPOConfig(
+        learning_rate=5e-4, learning_rate_schedule="linear", ent_coef=0.01, hidden_sizes=(128, 128), activation="relu"
+    )
+    total_steps = 20_000_000 if env.startswith(WAREHOUSE) else 5_000_000
+    return Preset(env, config, task(env), num_envs=64, rollout_length=128, total_steps=total_steps)
+
+
+def in_python(algorithm: str, env: str) -> Preset:
+    """Environments in Python are slow: the settings of their like in JAX, with fewer of everything that is played."""
+    name = env.partition(":")[2]
+    like, kwargs = name, {}
+    if name.startswith("mpe2."):
+        like = name.replace("mpe2.", "MPE_")
+        kwargs = {"continuous_actions": True} if algorithm in (*DETERMINISTIC, *SOFT) else {}
+    preset = for_environment(algorithm, like)
+    return preset._replace(
+        env=env,
+        env_kwargs=kwargs,
+        num_envs=min(preset.num_envs, 16),
+        total_steps=min(preset.total_steps, 500_000),
+        num_seeds=1,
+        eval_episodes=16,
+    )
 
 
 def other(algorithm: str, env: str) -> Preset:
@@ -322,6 +357,8 @@ def for_environment(algorithm: str, env: str, name: str = "default") -> Preset:
         raise ValueError(f"--preset {name} is unknown: choose default or quick.")
     if name == "quick":
         return quick(algorithm, env)
+    if env.startswith(IN_PYTHON):
+        return in_python(algorithm, env)
     if algorithm in VALUE_BASED:
         return value_based(algorithm, env)
     if algorithm in PQN:
@@ -347,6 +384,8 @@ def for_environment(algorithm: str, env: str, name: str = "default") -> Preset:
         return hanabi(algorithm, env)
     if env.startswith(("ant_", "halfcheetah_", "hopper_", "humanoid_", "walker2d_")):
         return mabrax(algorithm, env)
+    if env.startswith((*WAREHOUSE, *FORAGING)):
+        return jumanji(algorithm, env)
     if "-" in env:  # every name of gymnax, and none of JaxMARL
         return gymnax(algorithm, env)
     return other(algorithm, env)

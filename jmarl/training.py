@@ -23,6 +23,7 @@ from jmarl.types import (
     Learner,
     Loop,
     Metrics,
+    Observation,
     RunState,
     TrainState,
     Trajectory,
@@ -48,20 +49,31 @@ __all__ = [
 def start(env: Env, learner: Learner, key: PRNGKeyArray, *, num_envs: int) -> RunState:
     """A run before its first step: a fresh learner in `num_envs` fresh environments, and a count of their steps."""
     key, key_learner, key_env = jax.random.split(keys.as_key(key), 3)
-    env_state, obs = jax.vmap(env.reset)(jax.random.split(key_env, num_envs))
-    return RunState(
-        train_state=init_state(learner, key_learner),
-        env_state=env_state,
-        obs=masks.readable(obs),
-        first=jnp.ones(num_envs, bool),
-        carry=learner.init_carry((num_envs,)),
-        episodes=EpisodeStats(
+    begun = _first_episodes(env, learner, key_env, num_envs)
+    return RunState(train_state=init_state(learner, key_learner), key=key, **begun)
+
+
+def _first_episodes(env: Env, learner: Learner, key: PRNGKeyArray, num_envs: int) -> dict[str, Any]:
+    env_state, obs = jax.vmap(env.reset)(jax.random.split(key, num_envs))
+    return {
+        "env_state": env_state,
+        "obs": masks.readable(obs),
+        "first": jnp.ones(num_envs, bool),
+        "carry": learner.init_carry((num_envs,)),
+        "episodes": EpisodeStats(
             returns=jnp.zeros((num_envs, env.spec.num_agents)),
             length=jnp.zeros(num_envs, jnp.int32),
             is_over=jnp.zeros((num_envs, env.spec.num_agents), bool),
         ),
-        key=key,
-    )
+    }
+
+
+@usual_promotion
+def begin_anew(loop: Loop, run: RunState, cfg: Any) -> RunState:
+    """A run that goes on with what it has learnt, in new episodes: those under way were not kept."""
+    key, key_env = jax.random.split(run.key)
+    learner = loop.algorithm(loop.env.spec, cfg)
+    return run.replace(key=key, **_first_episodes(loop.env, learner, key_env, len(run.first)))
 
 
 def init_state(learner: Learner, key: PRNGKeyArray) -> TrainState:
@@ -91,20 +103,14 @@ def rollout(
     if num_resets is not None:
         require_positive(length=length, num_resets=num_resets)
     num_resets = math.ceil(length / env.spec.min_steps) if num_resets is None else num_resets
+    if env.restart is not None:
+        num_resets = 0
     # All keys and start states are drawn at once, outside the scan: many small draws are slow to compile and to run.
     sizes = 1, length, length * num_envs, num_resets * num_envs
     drawn = jax.random.split(run.key, sum(sizes))
     key, keys_act, keys_env, keys_reset = jnp.split(drawn, np.cumsum(sizes)[:-1])
-    starts = jax.vmap(env.reset)(keys_reset)
-    starts = jax.tree.map(lambda x: x.reshape(num_resets, num_envs, *x.shape[1:]), starts)
+    next_start = _next_start(env, keys_reset.reshape(num_resets, num_envs))
     keys_of_steps = keys_act, keys_env.reshape(length, num_envs)
-
-    def fresh(num_ended):
-        """Each environment's next start state."""
-        if num_resets == 1:
-            return jax.tree.map(lambda x: x[0], starts)
-        index = num_ended % num_resets, jnp.arange(num_envs)
-        return jax.tree.map(lambda x: x.at[index].get(mode="promise_in_bounds"), starts)
 
     def step(state, keys_of_step):
         env_state, obs, first, carry, num_ended = state
@@ -124,7 +130,7 @@ def rollout(
             next_obs=next_obs,
             measured=measured,
         )
-        env_state, obs = where_last(outcome.last, fresh(num_ended), (next_env_state, next_obs))
+        env_state, obs = where_last(outcome.last, next_start(num_ended, next_env_state), (next_env_state, next_obs))
         return (env_state, obs, outcome.last, next_carry, num_ended + outcome.last), (transition, outcome.info)
 
     state = run.env_state, run.obs, run.first, run.carry, jnp.zeros(num_envs, jnp.int32)
@@ -153,6 +159,23 @@ def rollout(
         key=key[0],
     )
     return run, trajectory, {**measured, **_faults(steps, counts)}
+
+
+def _next_start(env: Env, keys_reset: Array) -> Callable[[Array, Any], tuple[Any, Observation]]:
+    """`(num_ended, ended_state) -> (env_state, obs)`: what each environment goes on with after its episode's end."""
+    if env.restart is not None:
+        restart = jax.vmap(env.restart)
+        return lambda num_ended, ended_state: restart(ended_state)
+    num_resets, num_envs = keys_reset.shape
+    starts = jax.vmap(jax.vmap(env.reset))(keys_reset)
+
+    def drawn(num_ended, ended_state):
+        if num_resets == 1:
+            return jax.tree.map(lambda x: x[0], starts)
+        index = num_ended % num_resets, jnp.arange(num_envs)
+        return jax.tree.map(lambda x: x.at[index].get(mode="promise_in_bounds"), starts)
+
+    return drawn
 
 
 def _faults(steps: Transition, counts: Array) -> Metrics:

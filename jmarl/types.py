@@ -266,12 +266,17 @@ class Env(NamedTuple):
         end. `action` is `[N]` int32 or `[N, A]` float32.
       spec: static facts.
       unwrapped: the environment underneath, for rendering; None where there is none.
+      restart: `(env_state) -> (env_state, obs)`, the next episode after one that has ended, of environments that begin
+        it by themselves; None: `reset` begins it. See `jmarl.envs.host`.
+      release: `(env_state) -> None`, tells that nobody goes on with this episode; None where that frees nothing.
     """
 
     reset: Callable[[PRNGKeyArray], tuple[Any, Observation]]
     step: Callable[[Any, Action, PRNGKeyArray], tuple[Any, Observation, Outcome]]
     spec: EnvSpec
     unwrapped: Any = None
+    restart: Callable[[Any], tuple[Any, Observation]] | None = None
+    release: Callable[[Any], None] | None = None
 
 
 class Network(NamedTuple):

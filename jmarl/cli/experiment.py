@@ -40,7 +40,7 @@ from jmarl.types import Env, Learner, Loop, RunState, TrainState
 class Options:
     """The experiment."""
 
-    env: str  # of JaxMARL or gymnax, or a function of your own: module:function or file.py:function
+    env: str  # one of `jmarl envs`, or a function of your own: module:function or file.py:function
     preset: str = "default"  # default, or quick: a policy in seconds (vdn on MPE_simple_spread_v3)
     env_kwargs: tuple[str, ...] = ()  # KEY=VALUE for the environment, added to the preset's: map_name=2s3z
     seeds: int = 4  # independent repetitions, trained side by side
@@ -375,7 +375,7 @@ def _train(
 def how_to_resume(folder: Path, algorithm: str, env: str) -> str:
     """The command that goes on: it names functions of the user's own once more, since a folder alone runs no code."""
     words = ["jmarl", "train", *([algorithm] if own.is_own(algorithm) else []), "--resume", str(folder)]
-    return f"To go on: {shlex.join([*words, *(['--env', env] if own.is_own(env) else [])])}"
+    return f"To go on: {shlex.join([*words, *(['--env', env] if own.runs_code(env) else [])])}"
 
 
 @contextlib.contextmanager

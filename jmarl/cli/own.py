@@ -17,6 +17,7 @@ from typing import Any
 import jmarl
 from jmarl.cli import composed
 from jmarl.cli.errors import UsageError, nearest
+from jmarl.envs import pettingzoo_adapter
 from jmarl.types import Algorithm, Env, EnvSpec
 
 ALGORITHMS: dict[str, Algorithm] = {
@@ -51,7 +52,15 @@ ALGORITHMS: dict[str, Algorithm] = {
 
 def is_own(name: str) -> bool:
     """Whether a name is that of a function of the user."""
-    return ":" in name
+    return ":" in name and name.partition(":")[0] not in jmarl.envs.PACKAGES
+
+
+def runs_code(name: str) -> bool:
+    """Whether a name says what to import: a function of the user, or a module that makes or registers environments."""
+    package, _, within = name.partition(":")
+    if package == "pettingzoo":
+        return within.split(".")[0] not in pettingzoo_adapter.FAMILIES
+    return ":" in within if package in jmarl.envs.PACKAGES else is_own(name)
 
 
 def find_algorithm(name: str) -> Algorithm:
@@ -132,7 +141,7 @@ def require_named(name: str, given: Collection[str] | None, way: str) -> str:
       given: what the user typed; None: `name` itself was typed.
       way: how to type it, for the sentence.
     """
-    if given is None or not is_own(name):
+    if given is None or not runs_code(name):
         return name
     for typed in given:  # the folder of a file may have another name by now
         if Path(typed).name == Path(name).name:

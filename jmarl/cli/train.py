@@ -101,7 +101,7 @@ def read_arguments(folder: Path, typed: Sequence[str]) -> Arguments:
         facts = run_folders.read_config(folder)
         algorithm = own.require_named(facts["algorithm"], typed, f"{facts['algorithm']} after train")
         for name in typed:
-            if not own.is_own(name) and name not in (facts["algorithm"], facts["env"]):
+            if not own.runs_code(name) and name not in (facts["algorithm"], facts["env"]):
                 raise UsageError(f"it is of {facts['algorithm']} on {facts['env']}, not of {name}.")
         env = own.require_named(facts["env"], typed, f"--env {facts['env']}")
         preset = preset_of(algorithm, env, facts.get("preset", "default"))
