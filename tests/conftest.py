@@ -14,12 +14,12 @@ os.environ["XLA_FLAGS"] = (
 )
 
 import jax
-import jaxtyping
 import pytest
+import typecheck
 from hypothesis import settings
 
 # Before anything imports jmarl: shapes and dtypes of every annotated function are checked while tests run.
-jaxtyping.install_import_hook("jmarl", "typecheck.typecheck")
+typecheck.install()
 
 jax.devices()  # jax starts here, with one device: scripts that tests call would make one of each core
 

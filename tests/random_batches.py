@@ -1,5 +1,7 @@
 """Random sequences for tests of learners, and what every learner must make of them."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import numpy as np
 from jmarl.types import Trajectory, Transition, zero_observation
 
 
+@functools.partial(jax.jit, static_argnames=("spec", "length", "batch_size"))
 def random_batch(spec, key, length=4, batch_size=6, carry=()):
     """Random sequences of two agents, none of which ends."""
     keys = jax.random.split(key, 6)
@@ -48,7 +51,6 @@ def require_padding_and_inactive_agents_change_nothing(learner, spec, carry):
       carry: what its networks remember before a batch of 6.
     """
     state, update = jax.jit(learner.init)(jax.random.key(0)), jax.jit(learner.update)
-    batch = random_batch(spec, jax.random.key(1), carry=carry)
     is_dead = jnp.zeros((4, 6, 2), bool).at[:, 2, 1].set(True)
     is_padding = jnp.zeros((4, 6), bool).at[3, 3].set(True)  # not step 2: it is what step 1 leads to
     is_terminal = jnp.zeros((4, 6), bool).at[3, 4].set(True)
@@ -84,17 +86,23 @@ def require_padding_and_inactive_agents_change_nothing(learner, spec, carry):
         next_obs = next_obs.replace(state=last(next_obs.state))
         return batch.replace(steps=steps.replace(obs=obs, next_obs=next_obs, reward=last(steps.reward)))
 
-    steps = batch.steps.replace(
-        obs=without_dead(batch.steps.obs),
-        next_obs=without_dead(batch.steps.next_obs),
-        reward=jnp.where(is_dead, 0.0, batch.steps.reward),
-        terminated=jnp.broadcast_to(is_terminal[..., None], is_dead.shape),
-        last=is_terminal,
-    )
-    weight = jnp.where(is_dead, 0.0, batch.weight).at[2:, 3].set(0.0)
-    batch = batch.replace(steps=steps, weight=weight)
+    @jax.jit
+    def batch_and_others(carry):
+        batch = random_batch(spec, jax.random.key(1), carry=carry)
+        steps = batch.steps.replace(
+            obs=without_dead(batch.steps.obs),
+            next_obs=without_dead(batch.steps.next_obs),
+            reward=jnp.where(is_dead, 0.0, batch.steps.reward),
+            terminated=jnp.broadcast_to(is_terminal[..., None], is_dead.shape),
+            last=is_terminal,
+        )
+        weight = jnp.where(is_dead, 0.0, batch.weight).at[2:, 3].set(0.0)
+        batch = batch.replace(steps=steps, weight=weight)
+        return batch, spoilt(batch, random_batch(spec, jax.random.key(2)).steps), with_nan(batch)
+
+    batch, *others = batch_and_others(carry)
     new, _ = update(state, batch, jax.random.key(3))
-    for other in (spoilt(batch, random_batch(spec, jax.random.key(2)).steps), with_nan(batch)):
+    for other in others:
         same, _ = update(state, other, jax.random.key(3))
         for x, y in zip(jax.tree.leaves(new.params), jax.tree.leaves(same.params), strict=True):
             np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-7)

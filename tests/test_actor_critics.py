@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 import warnings
 
+import compiled
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -101,7 +102,7 @@ def test_with_team_rewards_a_dead_agents_return_goes_on_as_long_as_the_teams(kin
     batch = random_batch(CONTINUOUS, jax.random.key(0), length=1)
     wide = lambda x: jnp.broadcast_to(jnp.array(x), (1, 6, 2))  # noqa: E731
     batch = batch.replace(steps=batch.steps.replace(reward=wide([1.0, 5.0]), terminated=wide([True, False])))
-    params = {"actor": nets.actor.init(jax.random.key(1)), "critic": 0.0}
+    params = {"actor": compiled.init(nets.actor, jax.random.key(1)), "critic": 0.0}
     cfg = DDPGConfig(gamma=0.9, team_reward=kind)
     options = {"nets": nets._replace(critic=tens), "cfg": cfg}
     ours = ddpg.ddpg_targets(params, batch, None, **options)
@@ -156,7 +157,7 @@ def test_the_soft_target_of_each_agent_is_its_own():
     nets = nets._replace(
         critic=Network(lambda key: 0.0, critic, lambda shape: ()), distribution=lambda output, mask: Policy()
     )
-    params = {"actor": nets.actor.init(jax.random.key(0)), "critic": jnp.zeros(()), "log_alpha": jnp.log(0.2)}
+    params = {"actor": compiled.init(nets.actor, jax.random.key(0)), "critic": jnp.zeros(()), "log_alpha": jnp.log(0.2)}
     cfg = SACConfig(gamma=0.9)
     batch = random_batch(spec, jax.random.key(1), length=1, batch_size=5)
     batch = batch.replace(steps=batch.steps.replace(reward=jnp.ones((1, 5, 2))))
@@ -207,7 +208,7 @@ def test_a_central_critic_sees_what_the_others_do_if_they_act(module, cfg, spec)
         spec = DISCRETE._replace(num_actions=4)  # another size: COMA has discrete actions only
     nets = (module.default_nets if module else coma_nets)(spec, cfg.replace(hidden_sizes=(8,)))
     batch, code = random_batch(spec, jax.random.key(0), length=1), critics.action_code(spec)
-    params, obs = nets.critic.init(jax.random.key(1)), batch.steps.obs
+    params, obs = compiled.init(nets.critic, jax.random.key(1)), batch.steps.obs
 
     @jax.jit
     def q(action, obs):
@@ -322,8 +323,8 @@ def test_td3_moves_actors_and_targets_at_every_second_update():
 def test_recurrent_critics_remember_observations_and_what_acting_recorded_is_where_sequences_start():
     env = envs.probe("memory", num_agents=2)
     learner = jmarl.masac(env.spec, SACConfig(**SMALL, recurrent=True))
-    run = training.start(env, learner, jax.random.key(0), num_envs=3)
-    _, trajectory, _ = jmarl.rollout(env, learner, run, length=6)
+    run = compiled.start(env, learner, jax.random.key(0), num_envs=3)
+    _, trajectory, _ = compiled.rollout(env, learner, run, length=6)
     nets = sac.default_nets(env.spec, SACConfig(**SMALL, recurrent=True, critic_view="state"))
     steps, recorded = trajectory.steps, trajectory.steps.carry
     code = nets.code.encode(steps.action)
@@ -354,7 +355,7 @@ def test_ornstein_uhlenbeck_noise_starts_anew_with_the_episode_and_has_a_memory(
 def test_random_steps_are_random_and_noise_decays():
     cfg = DDPGConfig(**SMALL, noise_start=0.0, noise_end=0.0, random_steps=100)
     learner = jmarl.iddpg(CONTINUOUS, cfg)
-    state, obs = learner.init(jax.random.key(0)), zero_observation(CONTINUOUS, (4000,))
+    state, obs = compiled.init(learner, jax.random.key(0)), zero_observation(CONTINUOUS, (4000,))
     carry, first = learner.init_carry((4000,)), jnp.ones(4000, bool)
 
     @jax.jit
@@ -371,8 +372,8 @@ def test_advantage_actor_critic_follows_the_plain_policy_gradient():
     cfg = A2CConfig(hidden_sizes=(8,), ent_coef=0.0, vf_coef=0.0)
     nets = ppo.default_policy(env.spec, cfg)
     learner = jmarl.ia2c(env.spec, cfg)
-    run = training.start(env, learner, jax.random.key(0), num_envs=4)
-    _, batch, _ = jmarl.rollout(env, learner, run, length=3)
+    run = compiled.start(env, learner, jax.random.key(0), num_envs=4)
+    _, batch, _ = compiled.rollout(env, learner, run, length=3)
     steps = batch.steps
     value = steps.measured["value"]
     advantage = jax.random.normal(jax.random.key(1), value.shape)
@@ -382,8 +383,8 @@ def test_advantage_actor_critic_follows_the_plain_policy_gradient():
         log_prob = nets.evaluate(params, batch.carry, steps.obs, steps.first, steps.action)[0]
         return jnp.mean(losses.policy_gradient_loss(log_prob, advantage))
 
-    ours = jax.grad(lambda p: jmarl.ppo_loss(p, batch, old, nets=nets, cfg=cfg)[0])(run.train_state.params)
-    expected = jax.grad(policy_gradient)(run.train_state.params)
+    ours = jax.jit(jax.grad(lambda p: jmarl.ppo_loss(p, batch, old, nets=nets, cfg=cfg)[0]))(run.train_state.params)
+    expected = jax.jit(jax.grad(policy_gradient))(run.train_state.params)
     for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6)
 
@@ -394,11 +395,12 @@ def test_random_actions_are_legal_even_and_new_at_each_step(kind):
     learner = jmarl.random_policy(env.spec, RandomConfig())
     state, obs = learner.init(jax.random.key(0)), zero_observation(env.spec, (2000,))
     carry, first = learner.init_carry((2000,)), jnp.ones(2000, bool)
-    one, carry = learner.greedy(state, carry, obs, first)
-    two, _ = learner.greedy(state, carry, obs, first)
+    greedy = jax.jit(learner.greedy)
+    one, carry = greedy(state, carry, obs, first)
+    two, _ = greedy(state, carry, obs, first)
     assert (one != two).any()
     assert float(jnp.mean(one.astype(float))) == pytest.approx(0.5 if kind == "action" else 0.0, abs=0.05)
-    metrics = jmarl.evaluate(env, learner, state, jax.random.key(1), num_episodes=1000)
+    metrics = compiled.evaluate(env, learner, state, jax.random.key(1), num_episodes=1000)
     # The mean of -(a - c / 2)² with a even on [-1, 1] and c = ±1.
     assert float(metrics["eval/return_mean"]) == pytest.approx(0.5 if kind == "action" else -7 / 12, abs=0.05)
 
@@ -579,14 +581,18 @@ def test_teams_play_each_with_its_own_policy_state_and_memory():
     always = [jmarl.scripted(lambda obs, a=a: jnp.full(obs.agent_mask.shape, a)) for a in (1, 2)]
     learner = jmarl.isac(env.spec, SACConfig(**SMALL, recurrent=True))
     match = jmarl.evaluation.teams(always, [[1], [0]])  # agent 1 plays 1, agent 0 plays 2
-    metrics = jmarl.evaluate(env, match, match.init(jax.random.key(0)), jax.random.key(1), num_episodes=3)
+    metrics = compiled.evaluate(env, match, match.init(jax.random.key(0)), jax.random.key(1), num_episodes=3)
     assert float(metrics["eval/return_mean"]) == 0.0
     swapped = jmarl.evaluation.teams(always, [[0], [1]])
-    metrics = jmarl.evaluate(env, swapped, swapped.init(jax.random.key(0)), jax.random.key(1), num_episodes=3)
+    metrics = compiled.evaluate(env, swapped, swapped.init(jax.random.key(0)), jax.random.key(1), num_episodes=3)
     assert float(metrics["eval/return_mean"]) == 4.0
     mixed = jmarl.evaluation.teams([learner, always[0]], [[0], [1]])
-    state, carry, obs = mixed.init(jax.random.key(0)), mixed.init_carry((5,)), zero_observation(env.spec, (5,))
-    action, new = mixed.greedy(state, carry, obs, jnp.ones(5, bool))
+    state, carry, obs = (
+        compiled.init(mixed, jax.random.key(0)),
+        mixed.init_carry((5,)),
+        zero_observation(env.spec, (5,)),
+    )
+    action, new = jax.jit(mixed.greedy)(state, carry, obs, jnp.ones(5, bool))
     assert (action[:, 1] == 1).all() and jax.tree.structure(new) == jax.tree.structure(carry)
     with pytest.raises(TypeError, match="teams play and do not learn"):
         mixed.update(state, None, jax.random.key(2))

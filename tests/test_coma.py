@@ -1,12 +1,13 @@
 """COMA's targets, step by step."""
 
+import compiled
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jmarl
-from jmarl import envs, networks, training
+from jmarl import envs, networks
 from jmarl.learners.coma import default_nets, values
 from jmarl.networks import heads
 
@@ -20,12 +21,12 @@ def test_targets_match_a_loop_over_steps(recurrent, team_reward):
         hidden_sizes=(8,), critic_sizes=(8,), cell_size=8, recurrent=recurrent, team_reward=team_reward, gamma=0.9
     )
     learner, nets, key = jmarl.coma(env.spec, cfg), default_nets(env.spec, cfg), jax.random.key(1)
-    run = training.start(env, learner, jax.random.key(0), num_envs=4)
+    run = compiled.start(env, learner, jax.random.key(0), num_envs=4)
     target_params = jax.tree.map(
         lambda p: p + 0.3 * jnp.cos(jnp.arange(p.size)).reshape(p.shape), run.train_state.params
     )
     state = run.train_state.replace(target_params={"critic": target_params["critic"]})
-    _, batch, _ = training.rollout(env, learner, run, length=8)
+    _, batch, _ = compiled.rollout(env, learner, run, length=8)
     terminated = jnp.zeros((8, 4, 2), bool).at[3, :, 0].set(True).at[5, 1].set(True)
     reward = batch.steps.reward + jnp.array([0.0, 1.0])
     alive = np.ones((8, 4, 2), bool)

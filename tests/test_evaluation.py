@@ -2,6 +2,7 @@
 
 import doctest
 
+import compiled
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,7 +34,7 @@ def endless(max_steps):
 def play(env, **options):
     learner = jmarl.random_policy(env.spec, jmarl.RandomConfig())
     state = learner.init(jax.random.key(0))
-    return evaluation.evaluate(env, learner, state, jax.random.key(1), num_episodes=32, **options)
+    return compiled.evaluate(env, learner, state, jax.random.key(1), num_episodes=32, **options)
 
 
 def test_episodes_that_never_end_are_cut_off_at_the_specs_limit():
@@ -96,8 +97,8 @@ def test_scalars_of_every_kind_reach_the_metrics_by_their_path():
 def test_training_names_and_casts_what_an_environment_tells_alike():
     env = telling(lambda t: {"return_sum": jnp.int32(-99), "won": t == 2, "foe": {"lives": jnp.int8(3)}})
     learner = jmarl.random_policy(env.spec, jmarl.RandomConfig())
-    run = jmarl.training.start(env, learner, jax.random.key(0), num_envs=2)
-    metrics = jmarl.rollout(env, learner, run, length=6)[2]
+    run = compiled.start(env, learner, jax.random.key(0), num_envs=2)
+    metrics = compiled.rollout(env, learner, run, length=6)[2]
     told = {name: float(x) for name, x in metrics.items() if name.startswith("train/")}
     assert told.pop("train/return_sum") == 6 and told.pop("train/episode_length") == 3
     assert told == {"train/return_mean": 3, "train/info/return_sum": -99, "train/won": 1, "train/foe/lives": 3}
@@ -127,7 +128,7 @@ def damaged(state, number=jnp.nan):
 def test_parameters_that_are_not_finite_score_nan(number):
     env = telling(lambda t: {"won": jnp.bool_(True)})
     learner = value_learner(env.spec)
-    state, key = learner.init(jax.random.key(0)), jax.random.key(1)
+    state, key = compiled.init(learner, jax.random.key(0)), jax.random.key(1)
     score = jax.jit(lambda state: evaluation.evaluate(env, learner, state, key, num_episodes=2))
     assert all(jnp.isfinite(x) for x in score(state).values())
     assert all(jnp.isnan(x) for x in score(damaged(state, number)).values())
@@ -137,10 +138,10 @@ def test_a_team_with_parameters_that_are_not_finite_scores_nan():
     env = telling(lambda t: {})
     random = jmarl.random_policy(env.spec, jmarl.RandomConfig())
     match = evaluation.teams([random, value_learner(env.spec)], [[0], [1]])
-    first, second = match.init(jax.random.key(0))
+    first, second = compiled.init(match, jax.random.key(0))
     key = jax.random.key(1)
-    assert evaluation.evaluate(env, match, (first, second), key, num_episodes=2)["eval/return_sum"] == 6
-    metrics = evaluation.evaluate(env, match, (first, damaged(second)), key, num_episodes=2)
+    assert compiled.evaluate(env, match, (first, second), key, num_episodes=2)["eval/return_sum"] == 6
+    metrics = compiled.evaluate(env, match, (first, damaged(second)), key, num_episodes=2)
     assert all(jnp.isnan(x) for x in metrics.values())
 
 
@@ -179,7 +180,7 @@ def test_the_view_of_an_agent_that_is_not_there_yet_is_not_remembered():
     learner = learner._replace(greedy=greedy, init_carry=lambda shape: jnp.zeros(shape))
     env = Env(lambda key: (jnp.int32(0), observe(jnp.int32(0))), step, spec)
     state = learner.init(jax.random.key(0))
-    assert evaluation.evaluate(env, learner, state, jax.random.key(1), num_episodes=2)["eval/return_sum"] == 4
+    assert compiled.evaluate(env, learner, state, jax.random.key(1), num_episodes=2)["eval/return_sum"] == 4
 
 
 @pytest.mark.parametrize("flag", FLAGS)
@@ -188,10 +189,10 @@ def test_an_evaluation_runs_under_jaxs_strict_flags(flag):
     learner = learner._replace(greedy=lambda state, carry, obs, first: (jnp.zeros((len(first), 2), jnp.int32), carry))
     env = telling(lambda t: {"won": t == 2})
     state = learner.init(jax.random.key(0))
-    usual = evaluation.evaluate(env, learner, state, jax.random.key(1), num_episodes=3)
+    usual = compiled.evaluate(env, learner, state, jax.random.key(1), num_episodes=3)
     with FLAGS[flag]():
         env = telling(lambda t: {"won": t == 2})
-        assert evaluation.evaluate(env, learner, state, jax.random.key(1), num_episodes=3) == usual
+        assert compiled.evaluate(env, learner, state, jax.random.key(1), num_episodes=3) == usual
 
 
 def test_older_keys_play_the_same_episodes():

@@ -477,20 +477,25 @@ def test_advantages_use_denormalised_values(dtype):
     cfg = ppo.PPOConfig(normalize_value=True, hidden_sizes=(4,))
     nets = ppo.default_policy(spec, cfg)
     shape = (1, 1, 1)
-    steps = Transition(
-        obs=zero_observation(spec, shape[:2]),
-        carry=nets.init_carry(shape[:2]),
-        first=jnp.ones(shape[:2], bool),
-        action=jnp.zeros(shape, jnp.int32),
-        reward=jnp.full(shape, 10.0),
-        terminated=jnp.ones(shape, bool),
-        last=jnp.ones(shape[:2], bool),
-        next_obs=zero_observation(spec, shape[:2]),
-        measured={"log_prob": jnp.zeros(shape), "value": jnp.full(shape, 0.5)},
-    )
-    batch = Trajectory(steps=steps, next_carry=nets.init_carry((1,)))
-    targets, *_ = ppo.ppo_targets(nets.init(jax.random.key(0)), batch, {"value": seen}, nets=nets, cfg=cfg)
-    np.testing.assert_array_equal(targets.advantage, 0)
+
+    @jax.jit
+    def advantage(key):
+        steps = Transition(
+            obs=zero_observation(spec, shape[:2]),
+            carry=nets.init_carry(shape[:2]),
+            first=jnp.ones(shape[:2], bool),
+            action=jnp.zeros(shape, jnp.int32),
+            reward=jnp.full(shape, 10.0),
+            terminated=jnp.ones(shape, bool),
+            last=jnp.ones(shape[:2], bool),
+            next_obs=zero_observation(spec, shape[:2]),
+            measured={"log_prob": jnp.zeros(shape), "value": jnp.full(shape, 0.5)},
+        )
+        batch = Trajectory(steps=steps, next_carry=nets.init_carry((1,)))
+        targets, *_ = ppo.ppo_targets(nets.init(key), batch, {"value": seen}, nets=nets, cfg=cfg)
+        return targets.advantage
+
+    np.testing.assert_array_equal(advantage(jax.random.key(0)), 0)
     np.testing.assert_array_equal(normalize_by(seen, jnp.array([10.0])), 0.5)
 
 

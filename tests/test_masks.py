@@ -41,9 +41,12 @@ def schedule_env(acts, ends, rewards=None, views=None):
 
 def roll(env, length, cfg=SMALL):
     learner = jmarl.ippo(env.spec, cfg)
-    run = training.start(env, learner, jax.random.key(0), num_envs=1)
-    run, batch, metrics = jax.jit(lambda run: jmarl.rollout(env, learner, run, length=length))(run)
-    return learner, run, batch, metrics
+
+    @jax.jit
+    def first_rollout(key):
+        return jmarl.rollout(env, learner, training.start(env, learner, key, num_envs=1), length=length)
+
+    return learner, *first_rollout(jax.random.key(0))
 
 
 def test_waiting_steps_count_and_those_after_the_end_do_not():
@@ -61,7 +64,7 @@ def test_who_is_gone_is_remembered_from_rollout_to_rollout():
     env = schedule_env([[1, 1], [1, 0], [1, 0], [1, 0]], [[0, 1], [0, 0], [0, 0], [1, 0]])
     learner, run, _, _ = roll(env, 2)
     assert run.episodes.is_over.tolist() == [[False, True]]
-    _, batch, _ = jmarl.rollout(env, learner, run, length=2)
+    _, batch, _ = jax.jit(lambda run: jmarl.rollout(env, learner, run, length=2))(run)
     np.testing.assert_array_equal(batch.weight[:, 0], [[1, 0], [1, 0]])
 
 
@@ -111,14 +114,15 @@ def test_nothing_that_is_masked_reaches_a_gradient():
 
 def test_an_episodes_return_ends_with_it():
     """A reward that is huge, infinite or no number is gone with its episode."""
+    env = schedule_env(np.ones((2, 1)), [[0], [1]])
+    learner = jmarl.ippo(env.spec, SMALL)
+    start = jax.jit(lambda key: training.start(env, learner, key, num_envs=1))(jax.random.key(0))
+    rollout = jax.jit(lambda run: jmarl.rollout(env, learner, run, length=3))
     for first in (1.0, -1e8, -np.inf, np.nan):
-        env = schedule_env(np.ones((2, 1)), [[0], [1]])
-        learner = jmarl.ippo(env.spec, SMALL)
-        run = training.start(env, learner, jax.random.key(0), num_envs=1)
-        run = run.replace(episodes=run.episodes.replace(returns=jnp.full((1, 1), first)))
+        run = start.replace(episodes=start.episodes.replace(returns=jnp.full((1, 1), first)))
         shown = []
         for _ in range(4):
-            run, _, metrics = jmarl.rollout(env, learner, run, length=3)
+            run, _, metrics = rollout(run)
             shown.append(float(metrics["train/return_sum"]))
         np.testing.assert_array_equal(shown[1:], 2.0)
         np.testing.assert_equal(np.isfinite(shown[0]), np.isfinite(first))

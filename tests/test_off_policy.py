@@ -1,5 +1,6 @@
 """The off-policy loop, and games that the value-based learners must solve with it."""
 
+import compiled
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -128,7 +129,7 @@ def test_environment_steps_are_counted_up_to_the_largest_number():
     """Beyond it they would be negative, and exploration would begin anew."""
     env = envs.probe("action")
     learner = jmarl.pqn_vdn(env.spec, PQNConfig(hidden_sizes=(4,)))
-    run = training.start(env, learner, jax.random.key(0), num_envs=4)
+    run = compiled.start(env, learner, jax.random.key(0), num_envs=4)
     for before, after in ((2**31 - 4, 2**31 - 1), (2**31 - 1, 2**31 - 1), (100, 108)):
         there = run.replace(train_state=run.train_state.replace(env_steps=jnp.int32(before)))
         assert int(training.rollout(env, learner, there, length=2)[0].env_steps) == after
@@ -322,8 +323,8 @@ def test_pqn_targets_match_a_loop_over_steps(recurrent):
     env = envs.probe("time_limit", num_agents=2, num_steps=3)
     cfg = PQNConfig(hidden_sizes=(8,), num_epochs=1, num_minibatches=1, recurrent=recurrent, cell_size=8, lambda_=0.8)
     learner, agent = jmarl.pqn_vdn(env.spec, cfg), q_learning.agent_network(env.spec, cfg)
-    run = training.start(env, learner, jax.random.key(0), num_envs=4)
-    run, batch, _ = training.rollout(env, learner, run, length=8)
+    run = compiled.start(env, learner, jax.random.key(0), num_envs=4)
+    run, batch, _ = compiled.rollout(env, learner, run, length=8)
     alive = np.ones((8, 4, 2), bool)
     alive[2:, :2, 1] = False
     next_obs = batch.steps.next_obs.replace(agent_mask=jnp.asarray(alive))

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import compiled
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -127,10 +128,15 @@ def test_every_parameter_has_a_gradient_and_dead_agents_have_no_say(kind, option
 def test_nobody_alive_gives_no_loss_and_no_gradient():
     spec, cfg = SPECS["discrete"], SMALL
     learner, nets = jmarl.ippo(spec, cfg), ppo.default_policy(spec, cfg)
-    state, batch, targets = made_up_targets(learner, spec, jax.random.key(0))
-    obs = batch.steps.obs.replace(agent_mask=jnp.zeros_like(batch.steps.obs.agent_mask))
-    batch = batch.replace(steps=batch.steps.replace(obs=obs))
-    loss, grads = jax.value_and_grad(lambda p: ppo.ppo_loss(p, batch, targets, nets=nets, cfg=cfg)[0])(state.params)
+
+    @jax.jit
+    def loss_and_grads(key):
+        state, batch, targets = made_up_targets(learner, spec, key)
+        obs = batch.steps.obs.replace(agent_mask=jnp.zeros_like(batch.steps.obs.agent_mask))
+        batch = batch.replace(steps=batch.steps.replace(obs=obs))
+        return jax.value_and_grad(lambda p: ppo.ppo_loss(p, batch, targets, nets=nets, cfg=cfg)[0])(state.params)
+
+    loss, grads = loss_and_grads(jax.random.key(0))
     assert loss == 0
     assert all(np.all(np.asarray(g) == 0) for g in jax.tree.leaves(grads))
 
@@ -180,10 +186,15 @@ def test_time_limits_bootstrap_and_terminations_do_not():
             env = env._replace(step=terminal(env.step))
         cfg = SMALL.replace(gamma=gamma, normalize_advantage="none", learning_rate=5e-2)
         loop = jmarl.on_policy(env, jmarl.ippo, num_envs=4, rollout_length=4)
-        run, _ = jax.jit(jmarl.make_train(loop, 60))(jax.random.key(0), cfg)
         learner = jmarl.ippo(env.spec, cfg)
-        _, _, measured = learner.act(run.train_state, run.carry, run.obs, run.first, jax.random.key(0))
-        values[time_limit] = float(measured["value"].mean())
+
+        @jax.jit
+        def learnt(key, loop=loop, cfg=cfg, learner=learner):
+            run, _ = jmarl.make_train(loop, 60)(key, cfg)
+            _, _, measured = learner.act(run.train_state, run.carry, run.obs, run.first, key)
+            return measured["value"].mean()
+
+        values[time_limit] = float(learnt(jax.random.key(0)))
     assert values["truncated"] == pytest.approx(1 / (1 - gamma), abs=0.05)
     assert 1 < values["terminal"] < 1.6  # between 1 (last step) and 1 + γ (first)
 
@@ -203,7 +214,7 @@ def test_finds_the_best_joint_action_of_a_coordination_game(algorithm):
     env, cfg = envs.matrix_game([[1.0, 0.0], [0.0, 2.0]]), SMALL
     loop = jmarl.on_policy(env, algorithm, num_envs=16, rollout_length=8)
     run, _ = jax.jit(jmarl.make_train(loop, 40))(jax.random.key(0), cfg)
-    metrics = evaluation.evaluate(env, algorithm(env.spec, cfg), run.train_state, jax.random.key(1), num_episodes=4)
+    metrics = compiled.evaluate(env, algorithm(env.spec, cfg), run.train_state, jax.random.key(1), num_episodes=4)
     assert metrics["eval/return_mean"] == 2.0
 
 
@@ -213,7 +224,7 @@ def test_only_a_recurrent_policy_remembers_the_cue(recurrent):
     cfg = SMALL.replace(recurrent=recurrent, num_minibatches=1, num_epochs=4, learning_rate=2e-2)
     loop = jmarl.on_policy(env, jmarl.ippo, num_envs=32, rollout_length=12)
     run, _ = jax.jit(jmarl.make_train(loop, 40))(jax.random.key(0), cfg)
-    metrics = evaluation.evaluate(env, jmarl.ippo(env.spec, cfg), run.train_state, jax.random.key(1), num_episodes=64)
+    metrics = compiled.evaluate(env, jmarl.ippo(env.spec, cfg), run.train_state, jax.random.key(1), num_episodes=64)
     if recurrent:
         assert metrics["eval/return_mean"] == 1.0
     else:
@@ -226,7 +237,7 @@ def test_continuous_policy_finds_the_target(name):
     cfg = SMALL.replace(action_distribution=name, ent_coef=0.0, learning_rate=1e-2)
     loop = jmarl.on_policy(env, jmarl.ippo, num_envs=64, rollout_length=4)
     run, _ = jax.jit(jmarl.make_train(loop, 60))(jax.random.key(0), cfg)
-    metrics = evaluation.evaluate(env, jmarl.ippo(env.spec, cfg), run.train_state, jax.random.key(1), num_episodes=16)
+    metrics = compiled.evaluate(env, jmarl.ippo(env.spec, cfg), run.train_state, jax.random.key(1), num_episodes=16)
     assert metrics["eval/return_mean"] > -0.01
 
 
@@ -244,10 +255,15 @@ def test_target_kl_stops_the_iteration():
     learner, run, batch = collect(env, SMALL.replace(target_kl=jnp.array(-1.0)))  # exceeded before the first step
     state, _ = learner.update(run.train_state, batch, jax.random.key(0))
     jax.tree.map(np.testing.assert_array_equal, state.params, run.train_state.params)
-    learner, run, batch = collect(env, SMALL.replace(target_kl=1e9))
-    with jax.disable_jit():  # compiled, they would be two programs, which round in two ways
-        state, _ = learner.update(run.train_state, batch, jax.random.key(0))
-        never, _ = jmarl.ippo(env.spec, SMALL).update(run.train_state, batch, jax.random.key(0))
+
+    def unfused(cfg):  # two programs: where operations are fused, they round in two ways
+        update = jax.jit(jmarl.ippo(env.spec, cfg).update).lower(run.train_state, batch, jax.random.key(0))
+        return update.compile(compiler_options={"xla_disable_hlo_passes": "fusion"})
+
+    state, never = (
+        unfused(SMALL.replace(target_kl=target_kl))(run.train_state, batch, jax.random.key(0))[0]
+        for target_kl in (1e9, None)
+    )
     jax.tree.map(np.testing.assert_array_equal, state.params, never.params)
 
 
@@ -304,11 +320,11 @@ def test_the_first_step_finds_nothing_to_clip():
 def test_the_first_ratio_is_one_where_actions_are_at_their_bounds(distribution):
     env = envs.probe("continuous")
     learner = jmarl.ippo(env.spec, ONE_STEP.replace(action_distribution=distribution))
-    run = training.start(env, learner, jax.random.key(0), num_envs=32)
+    run = compiled.start(env, learner, jax.random.key(0), num_envs=32)
     far = jax.tree.map(lambda p: p + 10.0 * (p.ndim == 1), run.train_state.params["actor"])  # biases
     run = run.replace(train_state=run.train_state.replace(params={**run.train_state.params, "actor": far}))
-    run, batch, _ = training.rollout(env, learner, run, length=2)
-    _, metrics = learner.update(run.train_state, batch, jax.random.key(0))
+    run, batch, _ = compiled.rollout(env, learner, run, length=2)
+    _, metrics = jax.jit(learner.update)(run.train_state, batch, jax.random.key(0))
     assert metrics["policy/clip_fraction"] == 0 and abs(metrics["policy/approx_kl"]) < 1e-6
 
 

@@ -5,6 +5,7 @@ import inspect
 import itertools
 import warnings
 
+import compiled
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -206,7 +207,7 @@ def test_epsilon_decays_in_environment_steps(kind, half_way):
     env = envs.matrix_game(np.eye(2))
     cfg = QConfig(hidden_sizes=(4,), epsilon_end=0.1, epsilon_steps=1000, epsilon_schedule=kind)
     learner = jmarl.iql(env.spec, cfg)
-    state = learner.init(jax.random.key(0))
+    state = compiled.init(learner, jax.random.key(0))
     update = jax.jit(learner.update)
     batch = batch_of([0], [0], [0], [0.0], [1], num_actions=2, num_agents=2)
     epsilons = [
@@ -244,7 +245,7 @@ def test_an_empty_batch_gives_zero_loss_and_gradient():
     spec = envs.matrix_game(np.zeros((3, 3))).spec
     cfg = LEARNERS["qmix"][1]
     nets = q_learning.default_nets(spec, cfg)
-    params = jmarl.qmix(spec, cfg, nets).init(jax.random.key(0)).params
+    params = compiled.init(jmarl.qmix(spec, cfg, nets), jax.random.key(0)).params
     batch = random_batch(spec, jax.random.key(1))
     batch = batch.replace(weight=jnp.zeros_like(batch.weight))
     loss = jax.jit(jax.value_and_grad(lambda p: jmarl.q_loss(p, params, batch, nets=nets, cfg=cfg)[0]))
@@ -265,7 +266,7 @@ def test_burn_in_warms_the_state_up_without_gradient():
     spec = envs.matrix_game(np.zeros((3, 3))).spec
     cfg = LEARNERS["vdn"][1].replace(recurrent=True, cell_size=4, burn_in=2)
     agent = q_learning.agent_network(spec, cfg)
-    params, carry = agent.init(jax.random.key(0)), agent.init_carry((6,)) + 0.5
+    params, carry = compiled.init(agent, jax.random.key(0)), agent.init_carry((6,)) + 0.5
     batch = random_batch(spec, jax.random.key(1), carry=carry)
     # Inside an episode a step's successor is the next step.
     views = jnp.concatenate([batch.steps.obs.agents[1:], batch.steps.next_obs.agents[-1:]])
@@ -438,7 +439,7 @@ def test_a_loss_of_ones_own_adds_a_term_and_a_metric(name):
 
     spec = envs.matrix_game(np.zeros((3, 3))).spec
     learner = algorithm(spec, cfg, loss=loss)
-    state = learner.init(jax.random.key(0))
+    state = compiled.init(learner, jax.random.key(0))
     new, metrics = jax.jit(learner.update)(state, random_batch(spec, jax.random.key(1)), jax.random.key(2))
     size = lambda params: sum(float(jnp.sum(x**2)) for x in jax.tree.leaves(params))  # noqa: E731
     assert float(metrics["loss/size"]) == pytest.approx(size(state.params), rel=1e-5)
@@ -449,12 +450,13 @@ def test_the_target_of_ones_own_reaches_pqn():
     env = envs.matrix_game(np.zeros((2, 2)))
     cfg = PQNConfig(hidden_sizes=(4,), num_minibatches=1, num_epochs=1)
     learner = jmarl.pqn_vdn(env.spec, cfg, targets=lambda *args, **nets: jmarl.pqn_targets(*args, **nets) + 7.0)
-    run = jmarl.training.start(env, learner, jax.random.key(0), num_envs=2)
-    run, batch, _ = jax.jit(lambda run: jmarl.rollout(env, learner, run, length=4))(run)
-    _, metrics = jax.jit(learner.update)(run.train_state, batch, jax.random.key(0))
+    run = compiled.start(env, learner, jax.random.key(0), num_envs=2)
+    run, batch, _ = compiled.rollout(env, learner, run, length=4)
+    update = jax.jit(learner.update)
+    _, metrics = update(run.train_state, batch, jax.random.key(0))
     assert float(metrics["value/target"]) == 7.0  # every step ends an episode, without reward
     assert float(metrics["epsilon"]) < 1.0
-    _, metrics = learner.update(run.train_state.replace(env_steps=None), batch, jax.random.key(0))
+    _, metrics = update(run.train_state.replace(env_steps=None), batch, jax.random.key(0))
     assert "epsilon" not in metrics  # which depends on what nobody counts
 
 
@@ -473,7 +475,7 @@ def test_an_agent_of_ones_own_leaves_the_mixer_as_it_was():
     wider = q_learning.default_nets(spec, cfg)._replace(
         agent=q_learning.agent_network(spec, QConfig(hidden_sizes=(9,)))
     )
-    usual, other = (jmarl.qmix(spec, cfg, nets).init(jax.random.key(0)).params for nets in (None, wider))
+    usual, other = (compiled.init(jmarl.qmix(spec, cfg, nets), jax.random.key(0)).params for nets in (None, wider))
     jax.tree.map(np.testing.assert_array_equal, usual["mixer"], other["mixer"])
     assert jax.tree.map(jnp.shape, usual["agent"]) != jax.tree.map(jnp.shape, other["agent"])
 
@@ -542,10 +544,10 @@ def test_agents_of_different_sizes_share_as_they_are_told(sharing, recurrent):
     spec = envs.matrix_game(np.zeros((2, 3))).spec._replace(obs_sizes=(1, 1))
     cfg = VDNConfig(hidden_sizes=(8,), cell_size=4, sharing=sharing, recurrent=recurrent)
     learner = jmarl.vdn(spec, cfg)
-    state, carry = learner.init(jax.random.key(0)), learner.init_carry((5,))
+    state, carry = compiled.init(learner, jax.random.key(0)), learner.init_carry((5,))
     obs = zero_observation(spec, (5,)).replace(action_mask=jnp.ones((5, 2, 3), bool).at[:, 0, 2].set(False))
     state = state.replace(env_steps=jnp.int32(0))
-    action, new_carry, measured = learner.act(state, carry, obs, jnp.ones(5, bool), jax.random.key(1))
+    action, new_carry, measured = jax.jit(learner.act)(state, carry, obs, jnp.ones(5, bool), jax.random.key(1))
     assert action.shape == (5, 2) and action.dtype == jnp.int32 and (action[:, 0] < 2).all() and measured == {}
     assert jax.tree.structure(new_carry) == jax.tree.structure(carry)
 
@@ -642,7 +644,7 @@ def test_a_config_that_the_own_one_extends_serves_with_the_own_defaults(algorith
     results = []
     for cls in (QConfig, own):
         learner = algorithm(spec, cls(hidden_sizes=(4,), gamma=0.5))
-        state, metrics = learner.update(learner.init(jax.random.key(0)), batch, jax.random.key(0))
+        state, metrics = jax.jit(learner.update)(compiled.init(learner, jax.random.key(0)), batch, jax.random.key(0))
         results.append((state.params, metrics))
     jax.tree.map(np.testing.assert_array_equal, *results)
 

@@ -3,6 +3,7 @@
 import functools
 import inspect
 
+import compiled
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -194,7 +195,7 @@ def test_a_policy_of_two_agents_plays_with_four(name):
     make = lambda n: jmarl.make("predator_prey", size=6, num_predators=n, num_prey=2, max_steps=4)  # noqa: E731
     small, big, cfg = make(2), make(4), config_of(algorithm)
     state = jax.jit(algorithm(small.spec, cfg).init)(jax.random.key(0))
-    metrics = jmarl.evaluate(big, algorithm(big.spec, cfg), state, jax.random.key(0), num_episodes=2)
+    metrics = compiled.evaluate(big, algorithm(big.spec, cfg), state, jax.random.key(0), num_episodes=2)
     assert float(metrics["eval/episode_length"]) == 4
-    metrics = jmarl.evaluate(big, algorithm(small.spec, cfg), state, jax.random.key(0), num_episodes=2)
+    metrics = compiled.evaluate(big, algorithm(small.spec, cfg), state, jax.random.key(0), num_episodes=2)
     assert float(metrics["eval/episode_length"]) == 4
