@@ -2,8 +2,9 @@
 
     python benchmarks/speed/combinators.py --out benchmarks/results/throughput/combinators.json
 
-One iteration of MAPPO or IPPO on simple_tag: `teams` of the same algorithm twice beside one learner with a network for
-each group; `self_play` with a pool of 16 beside none; curiosity and normalisation beside none. Compilation comes before.
+One iteration of MAPPO or IPPO on simple_tag: `teams` of the same algorithm twice beside one learner with a network
+for each group; `self_play` with a pool of 16 beside none; curiosity and normalisation beside none. Compilation comes
+before.
 """
 
 import statistics
