@@ -26,7 +26,7 @@ from jmarl.learners import ppo
 STAKES = np.array([[0.0, -1.0, 2.0], [1.0, 0.0, -1.0], [-2.0, 1.0, 0.0]])  # of rock, paper, scissors
 PPO = jmarl.PPOConfig(hidden_sizes=(16,), learning_rate=0.01, num_epochs=2, num_minibatches=1, ent_coef=0.1,
                       normalize_advantage="none")  # fmt: skip
-POOL = {"pool_size": 64, "add_every": 25, "inner": PPO}  # of all that was played
+POOL = {"pool_size": 64, "add_every": 5, "inner": PPO}
 SETTINGS = {
     "naive": combinators.SelfPlayConfig(latest_share=1.0, **POOL),
     "half of episodes against the pool": combinators.SelfPlayConfig(latest_share=0.5, **POOL),
