@@ -19,12 +19,13 @@ import numpy as np
 from flax import struct
 
 from jmarl.deprecation import renamed_arguments
-from jmarl.types import Numeric, Replaceable, static
+from jmarl.types import Config, Numeric, Replaceable, static
 
 __all__ = [
     "EpsilonConfig",
     "NetworkConfig",
     "OptimizerConfig",
+    "QNetworkConfig",
     "RolloutConfig",
     "config",
     "explain",
@@ -109,6 +110,13 @@ class NetworkConfig(Replaceable):
 
 
 @config
+class QNetworkConfig(NetworkConfig):
+    """Networks whose outputs are values of actions."""
+
+    dueling: bool = static(False)  # outputs are V + A - mean A, of a value and of advantages
+
+
+@config
 class RolloutConfig(Replaceable):
     """How learners from rollouts pass over each."""
 
@@ -127,7 +135,7 @@ class EpsilonConfig(Replaceable):
     epsilon_schedule: Schedule = static("linear")  # its course
 
 
-_SUBJECTS = {OptimizerConfig: "optimiser", NetworkConfig: "networks", EpsilonConfig: "exploration"}
+_SUBJECTS = {OptimizerConfig: "optimiser", QNetworkConfig: "networks", EpsilonConfig: "exploration"}
 
 
 def subjects(cls: type) -> dict[str, str]:
@@ -152,7 +160,7 @@ def is_config(value: Any) -> bool:
     return dataclasses.is_dataclass(value) or isinstance(value, dict)
 
 
-def fields(cfg: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field]]:
+def fields(cfg: Config, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field]]:
     """Each field of a config and of those that it holds, by its dotted name."""
     if isinstance(cfg, dict):
         for name, inner in cfg.items():
@@ -166,19 +174,19 @@ def fields(cfg: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field]
             yield f"{prefix}{field.name}", field
 
 
-def leaves(cfg: Any) -> dict[str, Any]:
+def leaves(cfg: Config) -> dict[str, Any]:
     """The numbers of a config that may vary inside one compilation, by dotted name."""
     return {name: get(cfg, name) for name, field in fields(cfg) if field.metadata.get("pytree_node", True)}
 
 
-def get(cfg: Any, name: str) -> Any:
+def get(cfg: Config, name: str) -> Any:
     """The field of a dotted name."""
     for part in name.split("."):
         cfg = cfg[part] if isinstance(cfg, dict) else getattr(cfg, part)
     return cfg
 
 
-def replace(cfg: Any, values: dict[str, Any]) -> Any:
+def replace(cfg: Config, values: dict[str, Any]) -> Any:
     """A config with other values, by dotted name."""
     own = {name: value for name, value in values.items() if "." not in name}
     inner: dict[str, dict[str, Any]] = {}
@@ -190,7 +198,7 @@ def replace(cfg: Any, values: dict[str, Any]) -> Any:
     return {**cfg, **own} if isinstance(cfg, dict) else dataclasses.replace(cfg, **own)
 
 
-def extended(cfg: Any, cls: type) -> Any:
+def extended(cfg: Config, cls: type) -> Any:
     """A config as one of `cls`, where that extends its class: what it leaves at its default has the default of `cls`.
 
     >>> from jmarl import QConfig, QMIXConfig

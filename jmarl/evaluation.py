@@ -131,7 +131,9 @@ def play_episodes(
     def is_unfinished(play):
         return play[4].any() & (play[0] < max_steps)
 
-    _, _, _, _, going_on, returns, length, info = jax.lax.while_loop(is_unfinished, step, play)
+    _, env_state, _, _, going_on, returns, length, info = jax.lax.while_loop(is_unfinished, step, play)
+    if env.release is not None:
+        env.release(env_state)
     return Episodes(returns=returns, length=length, has_ended=~going_on, info=info)
 
 

@@ -1,14 +1,13 @@
 """How a greedy policy explores: random legal actions, noise on continuous ones."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jmarl import losses, optim
-from jmarl.types import Numeric, TrainState
+from jmarl.types import Config, Numeric, TrainState
 
 __all__ = ["count", "epsilon_greedy", "ornstein_uhlenbeck", "over_env_steps"]
 
@@ -23,7 +22,7 @@ def count(state: TrainState) -> Int[Array, "*batch"]:
     return state.env_steps
 
 
-def over_env_steps(cfg: Any, name: str) -> Callable[[TrainState], Float[Array, "*batch"]]:
+def over_env_steps(cfg: Config, name: str) -> Callable[[TrainState], Float[Array, "*batch"]]:
     """The schedule of exploration that a config has in `NAME_start`, `NAME_end`, `NAME_steps` and `NAME_schedule`.
 
     Args:

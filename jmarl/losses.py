@@ -33,6 +33,7 @@ __all__ = [
     "next_q",
     "ow_weight",
     "policy_gradient_loss",
+    "retrace",
     "select",
     "smoothed_action",
     "soft_policy_loss",
@@ -40,6 +41,7 @@ __all__ = [
     "team_reward",
     "temperature_loss",
     "value_loss",
+    "vtrace",
 ]
 
 
@@ -161,6 +163,106 @@ def n_step_returns(
         return reward + discount * jnp.where(cut, next_value, jnp.roll(returns, -1, axis=0))
 
     return jax.lax.fori_loop(1, min(n, len(reward)), one_step_longer, reward + discount * next_value)
+
+
+def vtrace(
+    log_ratio: Float[Array, "T *batch"],
+    reward: Float[Array, "T *batch"],
+    discount: Float[Array, "T *batch"],
+    value: Float[Array, "T *batch"],
+    next_value: Float[Array, "T *batch"],
+    last: Bool[Array, "T *batch"],
+    lambda_: Numeric = 1.0,
+    max_rho: Numeric = 1.0,
+    max_c: Numeric = 1.0,
+) -> tuple[Float[Array, "T *batch"], Float[Array, "T *batch"]]:
+    """V-trace: targets v_t of values and advantages of a policy π, from actions of another one, μ.
+
+    With ρ_t = min(ρ̄, π/μ) and c_t = λ min(c̄, π/μ), within an episode:
+
+        v_t = V(s_t) + δ_t + γ c_t (v_{t+1} - V(s_{t+1})),   δ_t = ρ_t (r_t + γ V(s_{t+1}) - V(s_t)),
+        A_t = ρ_t (r_t + γ v_{t+1} - V(s_t)).
+
+    Where π = μ and nothing is cut, v are λ-returns. At the end of an episode or of the arrays v_{t+1} is V(s_{t+1}).
+
+    Args:
+      log_ratio: log π(a_t) - log μ(a_t); 0 on policy.
+      reward: r_{t+1}, received after acting in s_t.
+      discount: γ where the episode may continue, 0 where it terminated.
+      value: V(s_t).
+      next_value: V of the true successor, before any automatic reset.
+      last: the episode ends after this step, so no trace crosses it. A truncated step still bootstraps.
+      lambda_: λ, 1 in the paper.
+      max_rho: ρ̄, which decides the policy whose value is learnt: π where it is infinite.
+      max_c: c̄, how far back corrections reach.
+
+    Returns:
+      v and A. For a policy gradient of A log π; gradients are not stopped.
+
+    References:
+      Espeholt et al., 2018, IMPALA, eq. 1 and sec. 4.2 (https://arxiv.org/abs/1802.01561).
+
+    >>> false = jnp.zeros(2, bool)
+    >>> log_ratio = jnp.log(jnp.array([0.5, 2.0]))
+    >>> vtrace(log_ratio, jnp.ones(2), jnp.full(2, 0.5), jnp.zeros(2), jnp.array([0.0, 4.0]), false)
+    (Array([1.25, 3.  ], dtype=float32), Array([1.25, 3.  ], dtype=float32))
+    """
+    chex.assert_equal_shape([log_ratio, reward, discount, value, next_value, last])
+    # min(x, ratio) of logarithms: a ratio that overflows has a slope of inf, which meets a 0 in the minimum's gradient.
+    rho, c = (jnp.exp(jnp.minimum(log_ratio, jnp.log(bound))) for bound in (max_rho, max_c))
+    cut = jnp.asarray(last).at[-1].set(True)
+    td_error = rho * (reward + discount * next_value - value)
+    # Behind a step that is not cut comes s_{t+1} itself, so V(s_{t+1}) is the value of the next row.
+    correction = _discounted_sum(td_error, discount * jnp.where(cut, 0, lambda_ * c))
+    target = value + correction
+    next_target = next_value + jnp.where(cut, 0, jnp.roll(correction, -1, axis=0))
+    return target, rho * (reward + discount * next_target - value)
+
+
+def retrace(
+    log_ratio: Float[Array, "T *batch"],
+    reward: Float[Array, "T *batch"],
+    discount: Float[Array, "T *batch"],
+    q: Float[Array, "T *batch"],
+    next_value: Float[Array, "T *batch"],
+    last: Bool[Array, "T *batch"],
+    lambda_: Numeric = 1.0,
+) -> Float[Array, "T *batch"]:
+    """Retrace(λ): targets of action values of a policy π, from actions of another one, μ.
+
+    With c_t = λ min(1, π/μ), within an episode:
+
+        G_t = Q(s_t, a_t) + δ_t + γ c_{t+1} (G_{t+1} - Q(s_{t+1}, a_{t+1})),
+        δ_t = r_t + γ E_π Q(s_{t+1}, ·) - Q(s_t, a_t).
+
+    Traces are cut where π would not have done what μ did, and nowhere else: safe for any two policies, and on policy
+    as long as Harutyunyan's Q(λ).
+
+    Args:
+      log_ratio: log π(a_t) - log μ(a_t).
+      reward: r_{t+1}, received after acting in s_t.
+      discount: γ where the episode may continue, 0 where it terminated.
+      q: Q(s_t, a_t) of the action taken.
+      next_value: E_π Q(s_{t+1}, ·) of the true successor; max Q(s_{t+1}, ·) if π is greedy.
+      last: the episode ends after this step, so no trace crosses it. A truncated step still bootstraps.
+      lambda_: λ, 1 in the paper.
+
+    Returns:
+      Targets. Gradients are not stopped.
+
+    References:
+      Munos et al., 2016, Safe and Efficient Off-Policy Reinforcement Learning, eq. 3 and 4
+      (https://arxiv.org/abs/1606.02647).
+
+    >>> false = jnp.zeros(2, bool)
+    >>> log_ratio = jnp.log(jnp.array([9.0, 0.5]))
+    >>> retrace(log_ratio, jnp.ones(2), jnp.full(2, 0.5), jnp.zeros(2), jnp.array([0.0, 4.0]), false)
+    Array([1.75, 3.  ], dtype=float32)
+    """
+    chex.assert_equal_shape([log_ratio, reward, discount, q, next_value, last])
+    c = lambda_ * jnp.exp(jnp.minimum(log_ratio, 0.0))
+    trace = jnp.where(jnp.asarray(last).at[-1].set(True), 0, jnp.roll(c, -1, axis=0))
+    return q + _discounted_sum(reward + discount * next_value - q, discount * trace)
 
 
 # ---------------------------------------------------------------------------------------------------- action values

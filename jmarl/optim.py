@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
+from jmarl import configs
 from jmarl.types import Numeric
 
 __all__ = ["learning_rate", "optimizer", "over_run", "per_agent", "schedule"]
@@ -102,7 +103,9 @@ def over_run(
     return unfinished
 
 
-def learning_rate(cfg: Any, *, start: Numeric | None = None, steps_per_update: Numeric = 1) -> Schedule:
+def learning_rate(
+    cfg: configs.OptimizerConfig, *, start: Numeric | None = None, steps_per_update: Numeric = 1
+) -> Schedule:
     """The schedule that a learner's config describes in `learning_rate`, `.._end`, `.._schedule` and `horizon`.
 
     Args:

@@ -12,21 +12,47 @@ from jmarl.learners import (
     A2CConfig,
     COMAConfig,
     DDPGConfig,
+    FACMACConfig,
+    HAA2CConfig,
+    HAPPOConfig,
     PPOConfig,
     PQNConfig,
+    PQNIQLConfig,
+    PQNQMIXConfig,
     QConfig,
     QMIXConfig,
+    QPLEXConfig,
     RandomConfig,
     SACConfig,
     TD3Config,
+    VDACConfig,
+    VDACMixConfig,
     VDNConfig,
     WQMIXConfig,
 )
 
 # with replay
-VALUE_BASED = ("iql", "vdn", "qmix", "cw_qmix", "ow_qmix")
-DETERMINISTIC = {"iddpg": DDPGConfig, "maddpg": DDPGConfig, "itd3": TD3Config, "matd3": TD3Config}
+VALUE_BASED = ("iql", "vdn", "qmix", "cw_qmix", "ow_qmix", "qplex")
+DETERMINISTIC: dict[str, Any] = {
+    "iddpg": DDPGConfig,
+    "maddpg": DDPGConfig,
+    "itd3": TD3Config,
+    "matd3": TD3Config,
+    "facmac": FACMACConfig,
+}
+PQN: dict[str, Any] = {"pqn_iql": PQNIQLConfig, "pqn_vdn": PQNConfig, "pqn_qmix": PQNQMIXConfig}
 SOFT = ("isac", "masac")
+IN_PYTHON = ("gymnasium:", "pettingzoo:")
+# of Jumanji
+WAREHOUSE = ("rware", "RobotWarehouse")
+FORAGING = ("lbf", "LevelBasedForaging")
+# advantage actor-critic: whose preset of PPO it begins with, and its config
+ONE_STEP: dict[str, tuple[str, Any]] = {
+    "ia2c": ("ippo", A2CConfig),
+    "maa2c": ("mappo", A2CConfig),
+    "vdac_sum": ("ippo", VDACConfig),
+    "vdac_mix": ("ippo", VDACMixConfig),
+}
 
 
 class Replay(NamedTuple):
@@ -84,6 +110,10 @@ def task(env: str) -> dict[str, Any]:
         return {"map_name": "3m"}
     if env.startswith("overcooked"):
         return {"layout": "cramped_room", "flatten": True, "shaped_reward": 1.0}
+    if env.startswith(WAREHOUSE):
+        return {"agent_ids": True}
+    if env.startswith(FORAGING):  # the return is the share of the food that is eaten
+        return {"agent_ids": True, "reward": "team"}
     return {}
 
 
@@ -160,14 +190,41 @@ def mabrax(algorithm: str, env: str = "ant_4x2") -> Preset:
     return Preset(env, config, num_envs=64, rollout_length=300, total_steps=10_000_000)
 
 
+def jumanji(algorithm: str, env: str = "rware tiny-4ag") -> Preset:
+    """Robots in a warehouse and foragers: rewards are rare, so views hold ids and chance lasts. Not from a paper."""
+    config = PPOConfig(
+        learning_rate=5e-4, learning_rate_schedule="linear", ent_coef=0.01, hidden_sizes=(128, 128), activation="relu"
+    )
+    total_steps = 20_000_000 if env.startswith(WAREHOUSE) else 5_000_000
+    return Preset(env, config, task(env), num_envs=64, rollout_length=128, total_steps=total_steps)
+
+
+def in_python(algorithm: str, env: str) -> Preset:
+    """Environments in Python are slow: the settings of their like in JAX, with fewer of everything that is played."""
+    name = env.partition(":")[2]
+    like, kwargs = name, {}
+    if name.startswith("mpe2."):
+        like = name.replace("mpe2.", "MPE_")
+        kwargs = {"continuous_actions": True} if algorithm in (*DETERMINISTIC, *SOFT) else {}
+    preset = for_environment(algorithm, like)
+    return preset._replace(
+        env=env,
+        env_kwargs=kwargs,
+        num_envs=min(preset.num_envs, 16),
+        total_steps=min(preset.total_steps, 500_000),
+        num_seeds=1,
+        eval_episodes=16,
+    )
+
+
 def other(algorithm: str, env: str) -> Preset:
     """Where nothing is known: PPO's usual settings."""
     return Preset(env, PPOConfig(learning_rate_schedule="linear"))
 
 
 def value_based(algorithm: str, env: str) -> Preset:
-    """IQL, VDN, QMIX and weighted QMIX with feed-forward agents. Not from a paper: see each family."""
-    own_classes = {"iql": QConfig, "vdn": VDNConfig, "qmix": QMIXConfig}
+    """IQL, VDN, QMIX, weighted QMIX and QPLEX with feed-forward agents. Not from a paper: see each family."""
+    own_classes = {"iql": QConfig, "vdn": VDNConfig, "qmix": QMIXConfig, "qplex": QPLEXConfig}
     config_class: Any = own_classes.get(algorithm, WQMIXConfig)
     if env.startswith("MPE_"):
         # A short horizon and an update for every 52 steps learn fastest; none of the published settings comes close.
@@ -224,9 +281,9 @@ def quick(algorithm: str, env: str) -> Preset:
     )
 
 
-def pqn(env: str) -> Preset:
-    """PQN-VDN: many environments side by side take the place of replay."""
-    config: Any = PQNConfig(learning_rate=2e-3, learning_rate_schedule="linear", num_minibatches=8)
+def pqn(algorithm: str, env: str) -> Preset:
+    """PQN of IQL, VDN and QMIX: many environments side by side take the place of replay."""
+    config: Any = PQN[algorithm](learning_rate=2e-3, learning_rate_schedule="linear", num_minibatches=8)
     if env.startswith("MPE_"):
         config = config.replace(gamma=0.85, lambda_=0.6, epsilon_end=0.05, epsilon_steps=100_000)
     return Preset(env, config, task(env), num_envs=64, rollout_length=26, total_steps=2_000_000)
@@ -278,11 +335,20 @@ def counterfactual(env: str) -> Preset:
     return Preset(env, config, task(env), num_envs=64, rollout_length=26, total_steps=2_000_000)
 
 
-def one_step(preset: Preset) -> Preset:
+def one_step(preset: Preset, config_class: Any = A2CConfig) -> Preset:
     """Advantage actor-critic: a preset of PPO with one step on each of its rollouts, which are shorter for that."""
     config = {name: getattr(preset.config, name) for name in PPOConfig.__dataclass_fields__}
     config |= {"num_epochs": 1, "num_minibatches": 1, "normalize_advantage": "none"}
-    return preset._replace(config=A2CConfig(**config), rollout_length=min(preset.rollout_length, 13))
+    return preset._replace(config=config_class(**config), rollout_length=min(preset.rollout_length, 13))
+
+
+def one_after_the_other(algorithm: str, preset: Preset) -> Preset:
+    """HAPPO and HAA2C: a preset of MAPPO with parameters of their own, one minibatch, and what else they share."""
+    cls = HAPPOConfig if algorithm == "happo" else HAA2CConfig
+    apart = ("sharing", "critic_view", "num_minibatches")
+    shared = set(cls.__dataclass_fields__) & set(PPOConfig.__dataclass_fields__) - set(apart)
+    preset = preset if algorithm == "happo" else one_step(preset)
+    return preset._replace(config=cls(**{name: getattr(preset.config, name) for name in shared}))
 
 
 def for_environment(algorithm: str, env: str, name: str = "default") -> Preset:
@@ -291,16 +357,21 @@ def for_environment(algorithm: str, env: str, name: str = "default") -> Preset:
         raise ValueError(f"--preset {name} is unknown: choose default or quick.")
     if name == "quick":
         return quick(algorithm, env)
+    if env.startswith(IN_PYTHON):
+        return in_python(algorithm, env)
     if algorithm in VALUE_BASED:
         return value_based(algorithm, env)
-    if algorithm == "pqn_vdn":
-        return pqn(env)
+    if algorithm in PQN:
+        return pqn(algorithm, env)
     if algorithm in DETERMINISTIC or algorithm in SOFT:
         return actor_critic(algorithm, env)
     if algorithm == "coma":
         return counterfactual(env)
-    if algorithm in ("ia2c", "maa2c"):
-        return one_step(for_environment({"ia2c": "ippo", "maa2c": "mappo"}[algorithm], env))
+    if algorithm in ONE_STEP:
+        of_ppo, config_class = ONE_STEP[algorithm]
+        return one_step(for_environment(of_ppo, env), config_class)
+    if algorithm in ("happo", "haa2c"):
+        return one_after_the_other(algorithm, for_environment("mappo", env))
     if algorithm == "random":
         return for_environment("ippo", env)._replace(config=RandomConfig(), total_steps=100_000)
     if env.startswith("MPE_"):
@@ -313,6 +384,8 @@ def for_environment(algorithm: str, env: str, name: str = "default") -> Preset:
         return hanabi(algorithm, env)
     if env.startswith(("ant_", "halfcheetah_", "hopper_", "humanoid_", "walker2d_")):
         return mabrax(algorithm, env)
+    if env.startswith((*WAREHOUSE, *FORAGING)):
+        return jumanji(algorithm, env)
     if "-" in env:  # every name of gymnax, and none of JaxMARL
         return gymnax(algorithm, env)
     return other(algorithm, env)

@@ -16,9 +16,10 @@ from jaxtyping import PRNGKeyArray
 
 from jmarl import buffers, configs, deprecation, files, parallel, rows, saving, training
 from jmarl import keys as keys_module
+from jmarl.envs import host
 from jmarl.logging import Sink
 from jmarl.saving import Best, Checkpointing, Progress
-from jmarl.types import Env, Loop, RunState, TrainState
+from jmarl.types import Config, Env, Loop, RunState, TrainState
 
 __all__ = ["Best", "Checkpointing", "Evaluation", "run"]
 
@@ -41,7 +42,7 @@ class Evaluation(NamedTuple):
 def run(
     loop: Loop,
     key: PRNGKeyArray,
-    cfg: Any,
+    cfg: Config,
     *,
     num_iterations: int,
     initial: RunState | TrainState | Any = None,
@@ -166,6 +167,12 @@ def run(
         if saver is not None:
             at_the_end.callback(saver.close)
             state, progress = saver.restore()
+        at_the_end.enter_context(host.failures_named(loop.env, played.env or loop.env))
+        if state is not None and loop.env.restart is not None and progress.done < num_iterations:
+            state = jax.vmap(lambda row, swept: training.begin_anew(loop, row, configs.replace(cfg, dict(swept))))(
+                state, parallel.mine(values)
+            )
+            parallel.say(f"{loop.env.spec.name} is not in the checkpoint: the episodes that were under way begin anew.")
         begin -= progress.wall_s
         info = {
             "num_seeds": num_rows,
@@ -331,7 +338,7 @@ class _Watch:
                     f"The views of {seeds} never changed in {env_steps:,} steps, so nothing in them can be new: "
                     f"{name.removesuffix('changing_views')}bonus says nothing."
                 )
-            if name.startswith("loss/"):
+            if "loss/" in name:
                 self._learning(env_steps, name, ~np.isfinite(values))
         return metrics
 

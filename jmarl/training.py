@@ -17,11 +17,13 @@ from jmarl.learners import checks
 from jmarl.types import (
     Algorithm,
     Buffer,
+    Config,
     Env,
     EpisodeStats,
     Learner,
     Loop,
     Metrics,
+    Observation,
     RunState,
     TrainState,
     Trajectory,
@@ -47,20 +49,31 @@ __all__ = [
 def start(env: Env, learner: Learner, key: PRNGKeyArray, *, num_envs: int) -> RunState:
     """A run before its first step: a fresh learner in `num_envs` fresh environments, and a count of their steps."""
     key, key_learner, key_env = jax.random.split(keys.as_key(key), 3)
-    env_state, obs = jax.vmap(env.reset)(jax.random.split(key_env, num_envs))
-    return RunState(
-        train_state=init_state(learner, key_learner),
-        env_state=env_state,
-        obs=masks.readable(obs),
-        first=jnp.ones(num_envs, bool),
-        carry=learner.init_carry((num_envs,)),
-        episodes=EpisodeStats(
+    begun = _first_episodes(env, learner, key_env, num_envs)
+    return RunState(train_state=init_state(learner, key_learner), key=key, **begun)
+
+
+def _first_episodes(env: Env, learner: Learner, key: PRNGKeyArray, num_envs: int) -> dict[str, Any]:
+    env_state, obs = jax.vmap(env.reset)(jax.random.split(key, num_envs))
+    return {
+        "env_state": env_state,
+        "obs": masks.readable(obs),
+        "first": jnp.ones(num_envs, bool),
+        "carry": learner.init_carry((num_envs,)),
+        "episodes": EpisodeStats(
             returns=jnp.zeros((num_envs, env.spec.num_agents)),
             length=jnp.zeros(num_envs, jnp.int32),
             is_over=jnp.zeros((num_envs, env.spec.num_agents), bool),
         ),
-        key=key,
-    )
+    }
+
+
+@usual_promotion
+def begin_anew(loop: Loop, run: RunState, cfg: Any) -> RunState:
+    """A run that goes on with what it has learnt, in new episodes: those under way were not kept."""
+    key, key_env = jax.random.split(run.key)
+    learner = loop.algorithm(loop.env.spec, cfg)
+    return run.replace(key=key, **_first_episodes(loop.env, learner, key_env, len(run.first)))
 
 
 def init_state(learner: Learner, key: PRNGKeyArray) -> TrainState:
@@ -90,20 +103,14 @@ def rollout(
     if num_resets is not None:
         require_positive(length=length, num_resets=num_resets)
     num_resets = math.ceil(length / env.spec.min_steps) if num_resets is None else num_resets
+    if env.restart is not None:
+        num_resets = 0
     # All keys and start states are drawn at once, outside the scan: many small draws are slow to compile and to run.
     sizes = 1, length, length * num_envs, num_resets * num_envs
     drawn = jax.random.split(run.key, sum(sizes))
     key, keys_act, keys_env, keys_reset = jnp.split(drawn, np.cumsum(sizes)[:-1])
-    starts = jax.vmap(env.reset)(keys_reset)
-    starts = jax.tree.map(lambda x: x.reshape(num_resets, num_envs, *x.shape[1:]), starts)
+    next_start = _next_start(env, keys_reset.reshape(num_resets, num_envs))
     keys_of_steps = keys_act, keys_env.reshape(length, num_envs)
-
-    def fresh(num_ended):
-        """Each environment's next start state."""
-        if num_resets == 1:
-            return jax.tree.map(lambda x: x[0], starts)
-        index = num_ended % num_resets, jnp.arange(num_envs)
-        return jax.tree.map(lambda x: x.at[index].get(mode="promise_in_bounds"), starts)
 
     def step(state, keys_of_step):
         env_state, obs, first, carry, num_ended = state
@@ -123,7 +130,7 @@ def rollout(
             next_obs=next_obs,
             measured=measured,
         )
-        env_state, obs = where_last(outcome.last, fresh(num_ended), (next_env_state, next_obs))
+        env_state, obs = where_last(outcome.last, next_start(num_ended, next_env_state), (next_env_state, next_obs))
         return (env_state, obs, outcome.last, next_carry, num_ended + outcome.last), (transition, outcome.info)
 
     state = run.env_state, run.obs, run.first, run.carry, jnp.zeros(num_envs, jnp.int32)
@@ -134,7 +141,9 @@ def rollout(
         counts = counts | ~was_over
     reward = jnp.where(counts | jnp.isfinite(steps.reward), steps.reward, 0.0)
     steps = dataclasses.replace(steps, reward=reward)
-    returns, steps_so_far, measured = _count_episodes(run.episodes, steps.reward, steps.last, info)
+    returns, steps_so_far, measured = _count_episodes(
+        run.episodes, steps.reward, steps.last, info, env.spec.agents if env.spec.teams else ()
+    )
     trajectory = Trajectory(
         steps=steps, carry=run.carry, next_carry=carry, weight=counts if env.spec.may_wait else None
     )
@@ -150,6 +159,23 @@ def rollout(
         key=key[0],
     )
     return run, trajectory, {**measured, **_faults(steps, counts)}
+
+
+def _next_start(env: Env, keys_reset: Array) -> Callable[[Array, Any], tuple[Any, Observation]]:
+    """`(num_ended, ended_state) -> (env_state, obs)`: what each environment goes on with after its episode's end."""
+    if env.restart is not None:
+        restart = jax.vmap(env.restart)
+        return lambda num_ended, ended_state: restart(ended_state)
+    num_resets, num_envs = keys_reset.shape
+    starts = jax.vmap(jax.vmap(env.reset))(keys_reset)
+
+    def drawn(num_ended, ended_state):
+        if num_resets == 1:
+            return jax.tree.map(lambda x: x[0], starts)
+        index = num_ended % num_resets, jnp.arange(num_envs)
+        return jax.tree.map(lambda x: x.at[index].get(mode="promise_in_bounds"), starts)
+
+    return drawn
 
 
 def _faults(steps: Transition, counts: Array) -> Metrics:
@@ -177,9 +203,9 @@ def where_last(last: Array, ended: Any, going_on: Any) -> Any:
 
 
 def _count_episodes(
-    episodes: EpisodeStats, reward: Array, last: Array, info: Mapping[str, Any]
+    episodes: EpisodeStats, reward: Array, last: Array, info: Mapping[str, Any], names: tuple[str, ...] = ()
 ) -> tuple[Array, Array, Metrics]:
-    """Returns and lengths of the episodes under way, and means over those that finished.
+    """Returns and lengths of the episodes under way, and means over those that finished; of each of `names`, too.
 
     No scan: a sum over finished episodes is one over the steps before. Each reward is added up where it belongs, so one
     that is huge, or no number, is gone with its episode.
@@ -197,6 +223,7 @@ def _count_episodes(
         "train/return_mean": metrics.mean(jnp.mean(jnp.sum(total, axis=0)), num),
         "train/episode_length": metrics.mean(jnp.sum(total_length), num),
     }
+    measured |= {f"train/return/{name}": metrics.mean(jnp.sum(total[:, i]), num) for i, name in enumerate(names)}
     told = evaluation.info_metrics("train/", info)
     measured |= {name: metrics.mean(jnp.sum(jnp.where(last, x, 0)), num) for name, x in told.items()}
     return returns, length - total_length, measured
@@ -322,7 +349,7 @@ def _name(algorithm: Algorithm) -> str:
 
 
 @renamed_arguments(num_steps="num_iterations")
-def make_train(loop: Loop, num_iterations: int) -> Callable[[PRNGKeyArray, Any], tuple[RunState, Metrics]]:
+def make_train(loop: Loop, num_iterations: int) -> Callable[[PRNGKeyArray, Config], tuple[RunState, Metrics]]:
     """`train(key, cfg) -> (RunState, Metrics [num_iterations])`: a whole run as one function, to be jitted and vmapped.
 
     >>> from jmarl import PPOConfig, envs, ippo
@@ -340,7 +367,7 @@ def make_train(loop: Loop, num_iterations: int) -> Callable[[PRNGKeyArray, Any],
     return train
 
 
-def with_horizon(loop: Loop, cfg: Any, num_iterations: int) -> Any:
+def with_horizon(loop: Loop, cfg: Config, num_iterations: int) -> Any:
     """Schedules end with the run unless the config says otherwise."""
     if not configs.is_config(cfg):
         return cfg
@@ -350,7 +377,7 @@ def with_horizon(loop: Loop, cfg: Any, num_iterations: int) -> Any:
     return configs.replace(cfg, dict.fromkeys(open_ends, num_iterations * loop.updates_per_iteration))
 
 
-def sweep(cfg: Any, **values: Any) -> tuple[Any, Any]:
+def sweep(cfg: Config, **values: Any) -> tuple[Any, Any]:
     """A config whose named leaves hold one value for each run of a sweep, and the `in_axes` to vmap over it.
 
     Several names are swept together: run i takes the i-th value of each. A config within a config has dotted names:
@@ -382,7 +409,7 @@ def sweep(cfg: Any, **values: Any) -> tuple[Any, Any]:
     return configs.replace(cfg, arrays), configs.replace(axes, dict.fromkeys(values, 0))
 
 
-def swept_values(cfg: Any, axes: Any) -> dict[str, Array]:
+def swept_values(cfg: Config, axes: Any) -> dict[str, Array]:
     """The values `[num_settings]` of each hyperparameter that `sweep` varies, by dotted name."""
     names = [] if axes is None else [name for name, axis in configs.leaves(axes).items() if axis == 0]
     return {name: configs.get(cfg, name) for name in names}

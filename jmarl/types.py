@@ -19,6 +19,7 @@ Carry = Any  # what a recurrent network remembers; () for feed-forward ones
 Action = Array  # [.., N] int32, or [.., N, A] float32
 Measured = dict[str, Array]  # what acting measured, by name: "log_prob", "value"
 Metrics = dict[str, Array]
+Config = Any  # of an algorithm: a frozen dataclass that is a pytree, see `jmarl.configs`, or a dict of them by name
 Numeric = float | int | Array | np.ndarray | np.number  # a number, or a tracer that stands for one
 
 
@@ -265,12 +266,17 @@ class Env(NamedTuple):
         end. `action` is `[N]` int32 or `[N, A]` float32.
       spec: static facts.
       unwrapped: the environment underneath, for rendering; None where there is none.
+      restart: `(env_state) -> (env_state, obs)`, the next episode after one that has ended, of environments that begin
+        it by themselves; None: `reset` begins it. See `jmarl.envs.host`.
+      release: `(env_state) -> None`, tells that nobody goes on with this episode; None where that frees nothing.
     """
 
     reset: Callable[[PRNGKeyArray], tuple[Any, Observation]]
     step: Callable[[Any, Action, PRNGKeyArray], tuple[Any, Observation, Outcome]]
     spec: EnvSpec
     unwrapped: Any = None
+    restart: Callable[[Any], tuple[Any, Observation]] | None = None
+    release: Callable[[Any], None] | None = None
 
 
 class Network(NamedTuple):
@@ -373,10 +379,10 @@ class Loop(NamedTuple):
     run is resumed only with the same.
     """
 
-    init: Callable[[PRNGKeyArray, Any], RunState]
-    step: Callable[[RunState, Any], tuple[RunState, Metrics]]
+    init: Callable[[PRNGKeyArray, Config], RunState]
+    step: Callable[[RunState, Config], tuple[RunState, Metrics]]
     env: Env
-    algorithm: Callable[[EnvSpec, Any], Learner]
+    algorithm: Callable[[EnvSpec, Config], Learner]
     env_steps_per_iteration: int
     updates_per_iteration: int = 1
     settings: dict[str, Any] = {}  # noqa: RUF012  a NamedTuple's default, never written to
@@ -392,7 +398,7 @@ class Loop(NamedTuple):
         return renamed_attribute(self, "updates_per_step", "updates_per_iteration")
 
 
-Algorithm = Callable[[EnvSpec, Any], Learner]
+Algorithm = Callable[[EnvSpec, Config], Learner]
 
 
 def zero_observation(spec: EnvSpec, batch_shape: tuple[int, ...] = ()) -> Observation:

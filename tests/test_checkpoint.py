@@ -18,11 +18,14 @@ import numpy as np
 import pytest
 
 import jmarl
-from jmarl import PPOConfig, PQNConfig, QConfig, buffers, checkpoint, envs, saving
+from jmarl import PPOConfig, buffers, checkpoint, configs, envs, saving
 from jmarl.cli import own, train
 
 GAME = envs.matrix_game([[1.0, 0.0], [0.0, 3.0]], num_steps=3)
 MEMORY = envs.probe("memory", num_agents=2, num_steps=3)  # the start state is drawn, so keys matter
+SHAPED = MEMORY._replace(
+    step=lambda *args: (*(out := MEMORY.step(*args))[:2], out[2].replace(shaped_reward=jnp.ones(2)))
+)
 SMALL = {"hidden_sizes": (8,), "learning_rate": 1e-2}
 PPO = PPOConfig(**SMALL, num_epochs=1, num_minibatches=2)
 
@@ -31,42 +34,34 @@ def on_policy(algorithm, env=GAME):
     return jmarl.on_policy(env, algorithm, num_envs=4, rollout_length=4)
 
 
-def replayed(algorithm, buffer):
-    return jmarl.off_policy(MEMORY, algorithm, buffer=buffer, num_envs=4, rollout_length=4, warmup_steps=16)
+def replayed(algorithm, buffer, env=MEMORY):
+    return jmarl.off_policy(env, algorithm, buffer=buffer, num_envs=4, rollout_length=4, warmup_steps=16)
 
 
 # ------------------------------------------------------------------------------------------------------ bit for bit
 
-UNIFORM, SEQUENCES = buffers.uniform(64, 8), buffers.prioritized(64, 8, sequence_length=3)
-CASES = {
-    "ippo": (on_policy(jmarl.ippo), PPO),
-    "mappo": (on_policy(jmarl.mappo, MEMORY), PPO.replace(recurrent=True, cell_size=4)),
-    "ia2c": (on_policy(jmarl.ia2c), jmarl.A2CConfig(**SMALL)),
-    "maa2c": (on_policy(jmarl.maa2c), jmarl.A2CConfig(**SMALL)),
-    "coma": (on_policy(jmarl.coma), jmarl.COMAConfig(**SMALL)),
-    "pqn_vdn": (on_policy(jmarl.pqn_vdn), PQNConfig(**SMALL)),
-    "random": (on_policy(jmarl.random_policy), jmarl.RandomConfig()),
-    "iql": (replayed(jmarl.iql, UNIFORM), QConfig(**SMALL)),
-    "vdn": (replayed(jmarl.vdn, SEQUENCES), QConfig(**SMALL, recurrent=True, cell_size=4)),
-    "qmix": (replayed(jmarl.qmix, UNIFORM), QConfig(**SMALL)),
-    "cw_qmix": (replayed(jmarl.cw_qmix, UNIFORM), jmarl.WQMIXConfig(**SMALL)),
-    "ow_qmix": (replayed(jmarl.ow_qmix, UNIFORM), jmarl.WQMIXConfig(**SMALL)),
-    "iddpg": (replayed(jmarl.iddpg, UNIFORM), jmarl.DDPGConfig(**SMALL)),
-    "maddpg": (replayed(jmarl.maddpg, UNIFORM), jmarl.DDPGConfig(**SMALL)),
-    "itd3": (replayed(jmarl.itd3, UNIFORM), jmarl.TD3Config(**SMALL)),
-    "matd3": (replayed(jmarl.matd3, UNIFORM), jmarl.TD3Config(**SMALL)),
-    "isac": (replayed(jmarl.isac, UNIFORM), jmarl.SACConfig(**SMALL)),
-    "masac": (replayed(jmarl.masac, UNIFORM), jmarl.SACConfig(**SMALL)),
-}
+SETTINGS = SMALL | {"num_epochs": 1, "pool_size": 2, "feature_size": 4, "cell_size": 4}
+RECURRENT = ("mappo", "happo", "vdac_mix", "vdn")
+COMPOSED = ["self_play(rnd(normalized(ippo)))", "teams(agent_0=icm(shaped(iql)),agent_1=random)"]
 
 
-def test_every_algorithm_is_here():
-    assert sorted(CASES) == sorted(own.ALGORITHMS)
+def case(name):
+    """A small loop and config of an algorithm of the command line."""
+    cfg = own.default_config(name)
+    fields = [field for field, _ in configs.fields(cfg)]
+    cfg = configs.replace(cfg, {field: SETTINGS[end] for field in fields if (end := field.split(".")[-1]) in SETTINGS})
+    cfg = cfg.replace(recurrent=True) if name in RECURRENT else cfg
+    algorithm = own.find_algorithm(name)
+    env = SHAPED if "shaped" in name else MEMORY
+    if own.learns_from(name) != "replay":
+        return on_policy(algorithm, env), cfg
+    buffer = buffers.prioritized(64, 8, sequence_length=3) if name == "vdn" else buffers.uniform(64, 8)
+    return replayed(algorithm, buffer, env), cfg
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*own.ALGORITHMS, *COMPOSED])
 def test_k_iterations_saved_and_k_more_equal_2k(name, tmp_path):
-    loop, cfg = CASES[name]
+    loop, cfg = case(name)
     cfg = jmarl.training.with_horizon(loop, cfg, 6)
     init = jax.jit(jax.vmap(lambda key: loop.init(key, cfg)))
     step = jax.jit(jax.vmap(lambda run: loop.step(run, cfg)), donate_argnums=0)

@@ -215,6 +215,7 @@ def test_the_environments_shaped_reward_fades_and_returns_never_see_it():
         expected = RAW[0, 0] + i % 4 + weight * np.array([100.0, 101.0, 102.0])
         np.testing.assert_allclose(told["reward"][i, 0, 0], expected)
     np.testing.assert_allclose(told["train/return_mean"][:4], 4 * (10 + np.arange(4.0)))
+    np.testing.assert_allclose(told["train/return/blue_0"][:4], 4 * (20 + np.arange(4.0)))
     np.testing.assert_allclose(told["shaping/reward"], 101.0)
 
 

@@ -47,5 +47,9 @@ def test_add_an_algorithm():
     run_page("add_an_algorithm.md")  # with the tests that it shows
 
 
+def test_combinators():
+    run_page("combinators.md")
+
+
 def test_design():
     run_page("design.md")

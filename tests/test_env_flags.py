@@ -2,6 +2,7 @@
 
 import contextlib
 import pickle
+import re
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +35,7 @@ ENVS = {kind: lambda kind=kind: envs.probe(kind, num_agents=2) for kind in envs.
     "SMAX": lambda: envs.make("SMAX", map_name="3m"),
     "Freeway": lambda: envs.make("Freeway-MinAtar"),
     "CartPole": lambda: envs.make("CartPole-v1"),
+    "cleaner": lambda: envs.make("clean 5x5x2a"),
 }
 
 
@@ -63,6 +65,22 @@ def test_an_environment_is_the_same_under_every_flag(name):
         for a, b in zip(jax.tree.leaves(usual), jax.tree.leaves(flagged), strict=True):
             assert a.dtype == b.dtype
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["rware tiny-2ag", "lbf 5x5-2p-1f", "con 5x5x2a", "SearchAndRescue-v0"])
+def test_what_is_slow_to_compile_is_traced_to_the_same_program_under_every_flag(name):
+    def program():
+        env, key = envs.make(name), jax.random.key(0)
+        state, _ = jax.eval_shape(env.reset, key)
+        action = np.zeros(2, np.int32) if env.spec.is_discrete else np.zeros((2, 2), np.float32)
+        traced = jax.make_jaxpr(env.reset)(key), jax.make_jaxpr(env.step)(state, action, key)
+        return re.sub("0x[0-9a-f]+", "", str(traced))  # addresses of functions
+
+    usual = program()
+    with contextlib.ExitStack() as stack:
+        for flag in FLAGS.values():
+            stack.enter_context(flag())
+        assert program() == usual
 
 
 def test_the_flags_are_the_callers_again_afterwards():

@@ -211,7 +211,7 @@ REFUSED = [
     (
         ("MPE_simple_spred_v3", {}),
         ValueError,
-        "no environment of JaxMARL or gymnax: did you mean 'MPE_simple_spread_v3'",
+        "no environment of JaxMARL, gymnax or Jumanji: did you mean 'MPE_simple_spread_v3'",
     ),
     (("Cartpole-v1", {}), ValueError, "did you mean 'CartPole-v1'?"),
     (

@@ -15,12 +15,16 @@ MEMORY = {"recurrent": True, "cell_size": 4}
 CASES = {
     "ippo": jmarl.PPOConfig(**SMALL),
     "mappo": jmarl.PPOConfig(**SMALL, **MEMORY, normalize_value=True, learning_rate_schedule="linear"),
+    "happo": jmarl.HAPPOConfig(**SMALL, **MEMORY, normalize_value=True),
+    "vdac_mix": jmarl.VDACMixConfig(**SMALL),
     "coma": jmarl.COMAConfig(**SMALL, critic_sizes=(4,)),
     "pqn_vdn": jmarl.PQNConfig(**SMALL, **MEMORY, cell="lstm", num_minibatches=2),
     "iql": jmarl.QConfig(**SMALL),
     "qmix": jmarl.QMIXConfig(**SMALL, **MEMORY, standardize_return=True),
+    "qplex": jmarl.QPLEXConfig(**SMALL, **MEMORY, dueling=True),
     "ow_qmix": jmarl.WQMIXConfig(**SMALL),
     "maddpg": jmarl.DDPGConfig(**SMALL),
+    "facmac": jmarl.FACMACConfig(**SMALL),
     "masac": jmarl.SACConfig(**SMALL),
     "matd3": jmarl.TD3Config(**SMALL),
     "isac": jmarl.SACConfig(**SMALL),
@@ -30,10 +34,10 @@ CASES = {
 
 def loop_of(name):
     algorithm = getattr(jmarl, name)
-    env = CONTINUOUS if name in ("matd3", "isac") else DISCRETE
-    if name in ("ippo", "mappo", "coma", "pqn_vdn", "random_policy"):
+    env = CONTINUOUS if name in ("matd3", "isac", "facmac") else DISCRETE
+    if name in ("ippo", "mappo", "happo", "vdac_mix", "coma", "pqn_vdn", "random_policy"):
         return jmarl.on_policy(env, algorithm, num_envs=4, rollout_length=4)
-    replay = jmarl.buffers.prioritized(32, 4, 3 if name == "qmix" else 1)
+    replay = jmarl.buffers.prioritized(32, 4, 3 if name in ("qmix", "qplex") else 1)
     return jmarl.off_policy(env, algorithm, buffer=replay, num_envs=4, rollout_length=4, warmup_steps=16)
 
 

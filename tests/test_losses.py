@@ -103,7 +103,99 @@ def test_n_step_returns_match_numpy_double_loop(n, dtype, maybe_jit):
     close(function(*on_device(*args), n), n_step_by_definition(*args, n), dtype)
 
 
+def vtrace_by_definition(ratio, reward, discount, value, next_value, last, lambda_, max_rho, max_c):
+    """The sum over all later steps of an episode, each with the product of what lies between."""
+    target, advantage = value.copy(), np.zeros_like(value)
+    for index in np.ndindex(reward.shape):
+        t, rest = index[0], index[1:]
+        weight = 1.0
+        for s in range(t, len(reward)):
+            i = (s, *rest)
+            td_error = reward[i] + discount[i] * next_value[i] - value[i]
+            target[index] += weight * min(max_rho, ratio[i]) * td_error
+            weight *= discount[i] * lambda_ * min(max_c, ratio[i])
+            if last[i]:
+                break
+    for index in np.ndindex(reward.shape):
+        t, rest = index[0], index[1:]
+        is_cut = last[index] or t == len(reward) - 1
+        after = next_value[index] + (0 if is_cut else target[t + 1, *rest] - value[t + 1, *rest])
+        advantage[index] = min(max_rho, ratio[index]) * (reward[index] + discount[index] * after - value[index])
+    return target, advantage
+
+
+def retrace_by_definition(ratio, reward, discount, q, next_value, last, lambda_):
+    target = q.copy()
+    for index in np.ndindex(reward.shape):
+        t, rest = index[0], index[1:]
+        weight = 1.0
+        for s in range(t, len(reward)):
+            i = (s, *rest)
+            if s > t:
+                weight *= lambda_ * min(1.0, ratio[i])
+            target[index] += weight * (reward[i] + discount[i] * next_value[i] - q[i])
+            weight *= discount[i]
+            if last[i]:
+                break
+    return target
+
+
+def log_ratios(seed):
+    return np.random.default_rng(100 + seed).normal(size=(6, 3, 2))
+
+
+def test_vtrace_matches_numpy_double_loop(dtype, maybe_jit):
+    args, log_ratio = episode_ends(4), log_ratios(4)
+    expected = vtrace_by_definition(np.exp(log_ratio), *args, LAMBDA, 1.5, 0.8)
+    actual = maybe_jit(losses.vtrace)(*on_device(log_ratio, *args), LAMBDA, 1.5, 0.8)
+    for x, y in zip(actual, expected, strict=True):
+        close(x, y, dtype)
+
+
+def test_retrace_matches_numpy_double_loop(dtype, maybe_jit):
+    args, log_ratio = episode_ends(5), log_ratios(5)
+    expected = retrace_by_definition(np.exp(log_ratio), *args, LAMBDA)
+    close(maybe_jit(losses.retrace)(*on_device(log_ratio, *args), LAMBDA), expected, dtype)
+
+
 # ---------------------------------------------------------------------------------------------------- returns, limits
+
+
+def consistent(seed):
+    """Inside an episode the value of a step's successor is that of the next step."""
+    reward, discount, value, next_value, last = on_device(*episode_ends(seed))
+    cut = last.at[-1].set(True)
+    return reward, discount, value, jnp.where(cut, next_value, jnp.roll(value, -1, axis=0)), last
+
+
+def test_on_policy_vtrace_is_n_step_returns_and_their_advantage(dtype):
+    reward, discount, value, next_value, last = consistent(6)
+    target, advantage = jax.jit(losses.vtrace)(jnp.zeros_like(reward), reward, discount, value, next_value, last)
+    n_step = n_step_returns(reward, discount, next_value, last, len(reward))
+    close(target, n_step, dtype)
+    close(advantage, n_step - value, dtype)
+
+
+def test_vtrace_of_actions_that_the_policy_never_takes_learns_nothing():
+    args = consistent(6)
+    target, advantage = jax.jit(losses.vtrace)(jnp.full_like(args[0], -1e30), *args)
+    np.testing.assert_array_equal(target, args[2])
+    assert not advantage.any()
+
+
+def test_retrace_on_policy_is_q_lambda_and_one_step_where_policies_never_agree(dtype):
+    reward, discount, q, next_value, last = on_device(*episode_ends(7))
+    zero, args = jnp.zeros_like(reward), (reward, discount, q, next_value, last)
+    close(jax.jit(losses.retrace)(zero, *args, LAMBDA), q + gae(*args, LAMBDA), dtype)
+    one_step = reward + discount * next_value
+    close(jax.jit(losses.retrace)(zero - 1e30, *args, LAMBDA), one_step, dtype)
+
+
+def test_a_ratio_that_overflows_gives_finite_traces_and_gradients():
+    args = consistent(6)
+    for function in (lambda x: losses.vtrace(x, *args)[1], lambda x: losses.retrace(x, *args)):
+        out, slope = jax.value_and_grad(lambda x, function=function: function(x).sum())(jnp.full_like(args[0], 200.0))
+        assert jnp.isfinite(out) and jnp.isfinite(slope).all()
 
 
 def test_gae_lambda_zero_is_the_td_error(dtype):

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import io
 import math
+import re
 import secrets
 import shlex
 import shutil
@@ -39,7 +40,7 @@ from jmarl.types import Env, Learner, Loop, RunState, TrainState
 class Options:
     """The experiment."""
 
-    env: str  # of JaxMARL or gymnax, or a function of your own: module:function or file.py:function
+    env: str  # one of `jmarl envs`, or a function of your own: module:function or file.py:function
     preset: str = "default"  # default, or quick: a policy in seconds (vdn on MPE_simple_spread_v3)
     env_kwargs: tuple[str, ...] = ()  # KEY=VALUE for the environment, added to the preset's: map_name=2s3z
     seeds: int = 4  # independent repetitions, trained side by side
@@ -239,8 +240,10 @@ def describe(algorithm: str, options: Options, config: Any, env_kwargs: dict[str
             )
     facts = run_folders.facts_of(algorithm, options, built.config, env_kwargs, Path(), "")
     settings = {k: v for k, v in facts.items() if k not in ("format", "command", "config", "system", "run_dir")}
-    for name, values in {"experiment": settings, "config": facts["config"]}.items():
-        print(f"{name}\n" + "".join(f"  {key:24s}{value}\n" for key, value in values.items()))
+    config = {name: jmarl.configs.get(built.config, name) for name, _ in jmarl.configs.fields(built.config)}
+    for name, values in {"experiment": settings, "config": config}.items():
+        width = max(24, 2 + max(map(len, values)))
+        print(f"{name}\n" + "".join(f"  {key:{width}s}{value}\n" for key, value in values.items()))
     num_parameters = sum(x.size for x in jax.tree.leaves(state.train_state.params))
     per_iteration = built.loop.env_steps_per_iteration
     print(f"{num_parameters:,} parameters per seed")
@@ -372,7 +375,7 @@ def _train(
 def how_to_resume(folder: Path, algorithm: str, env: str) -> str:
     """The command that goes on: it names functions of the user's own once more, since a folder alone runs no code."""
     words = ["jmarl", "train", *([algorithm] if own.is_own(algorithm) else []), "--resume", str(folder)]
-    return f"To go on: {shlex.join([*words, *(['--env', env] if own.is_own(env) else [])])}"
+    return f"To go on: {shlex.join([*words, *(['--env', env] if own.runs_code(env) else [])])}"
 
 
 @contextlib.contextmanager
@@ -501,7 +504,7 @@ def row_of_table(values: np.ndarray) -> list[str]:
 
 def new_name(algorithm: str, env: str) -> Path:
     """A folder that is not there yet."""
-    short = [name.rpartition("/")[2].replace("|", "_").replace(":", "_") for name in (algorithm, env)]
+    short = [re.sub(r"[^\w.+-]+", "_", name.rpartition("/")[2]).strip("_") for name in (algorithm, env)]
     base = f"{short[0]}-{short[1]}-{datetime.now():%Y%m%d-%H%M%S}"
     candidates = (Path("runs") / f"{base}{suffix}" for suffix in ("", *(f"-{i}" for i in range(2, 1000))))
     return next(path for path in candidates if not path.exists())

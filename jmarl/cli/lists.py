@@ -1,6 +1,8 @@
 """What there is: `jmarl envs`, `jmarl algorithms`, `jmarl presets`."""
 
 import dataclasses
+import importlib.util
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +12,7 @@ from jmarl import configs
 from jmarl.cli import own
 from jmarl.cli.errors import UsageError, nearest, usage_errors
 from jmarl.cli.options import key_values, preset_of
-from jmarl.envs import gymnax_adapter, jaxmarl_adapter
+from jmarl.envs import gymnasium_adapter, gymnax_adapter, jaxmarl_adapter, jumanji_adapter, pettingzoo_adapter
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "jmarl envs") -> None:
@@ -32,7 +34,7 @@ def list_envs(name: tyro.conf.Positional[str] = "", env_kwargs: tuple[str, ...] 
             print(f"{title}\n" + "".join(f"  {env}\n" for env in names))
         return
     known = [env for names in _names().values() for env in names]
-    if not own.is_own(name) and name not in known:
+    if ":" not in name and name not in known and not jumanji_adapter.is_name(name):
         raise UsageError(f"no environment is called {name!r}: {nearest(name, known)}")
     try:
         spec = own.make_env(name, key_values(env_kwargs)).spec
@@ -46,8 +48,17 @@ def _names() -> dict[str, list[str]]:
     return {
         "JaxMARL": jaxmarl_adapter.names(),
         "gymnax, one agent": gymnax_adapter.names(),
+        f"Jumanji{_needs('jumanji', jumanji_adapter.INSTALL)}": jumanji_adapter.names(),
+        f"Gymnasium, one agent{_needs('gymnasium', gymnasium_adapter.INSTALL)}": gymnasium_adapter.names(),
+        f"PettingZoo{_needs('mpe2', pettingzoo_adapter.INSTALL)}": pettingzoo_adapter.names(),
         "jmarl": ["predator_prey"],
     }
+
+
+def _needs(module: str, install: str) -> str:
+    """What to install for a package that is not here; nothing is imported."""
+    is_here = sys.modules.get(module, module) is not None and importlib.util.find_spec(module) is not None
+    return "" if is_here else f", not installed: {install}"
 
 
 def list_algorithms(name: tyro.conf.Positional[str] = "") -> None:

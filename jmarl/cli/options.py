@@ -16,11 +16,17 @@ import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from jmarl import configs, presets
-from jmarl.cli import own, run_folders
+from jmarl.cli import composed, own, run_folders
 from jmarl.cli.errors import LARGEST, UsageError, as_words, nearest
 
 _SUBJECTS = ("algorithm", "networks", "optimiser", "exploration")  # in the order of --help
-_SIGNED = ("target_entropy", "log_std_min", "log_std_max")  # hyperparameters that may be negative
+_SIGNED = (
+    "target_entropy",
+    "log_std_min",
+    "log_std_max",
+    "shaping_start",
+    "shaping_end",
+)  # hyperparameters that may be negative
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,7 +69,7 @@ def parse(
       given: names of own functions that the user typed, where `argv` comes from a file; None: `argv` was typed.
       has_mode: the options of `Mode` are among the command's.
     """
-    argv = list(argv)
+    argv = composed.take_options(argv)
     wants_help = not argv or argv[0] in ("-h", "--help")
     _require_once(argv)
     start = value_of("--config", argv)
@@ -84,7 +90,7 @@ def parse(
     if facts is not None:
         defaults, config = run_folders.restore(defaults, facts), run_folders.restore_config(config, facts)
         if run_folders.is_filled_in(facts):
-            config = config.replace(horizon=None)
+            config = run_folders.without_horizon(config)
         is_same = typed_env in (None, facts["env"])
         env_kwargs = facts["env_kwargs"] if is_same else env_kwargs
         defaults = dataclasses.replace(
@@ -96,7 +102,8 @@ def parse(
         parsed = tyro.cli(
             type(everything),
             prog=f"{prog} {{{','.join(own.ALGORITHMS)}}}" if wants_help else f"{prog} {algorithm}",
-            description=f"{does.format(algorithm=algorithm, env=env)} The defaults shown are for these two.",
+            description=f"{does.format(algorithm=algorithm, env=env)} The defaults shown are for these two.\n\n"
+            f"{composed.HELP}",
             default=everything,
             args=["--help"] if wants_help else argv[1:],
             config=(tyro.conf.OmitArgPrefixes,),
@@ -114,16 +121,28 @@ def parse(
 def preset_of(algorithm: str, env: str, name: str = "default") -> presets.Preset:
     """The preset, also of functions of the user's own: what is known where nothing is known."""
     known = "own" if own.is_own(env) else env
+    if composed.is_composed(algorithm):
+        return _preset_of_composed(algorithm, env, name)
     try:
         if not own.is_own(algorithm):
             own.find_algorithm(algorithm)
             return presets.for_environment(algorithm, known, name)._replace(env=env)
-        config = own.config_class(algorithm)()
+        config = own.default_config(algorithm)
         replay = presets.Replay() if own.learns_from(algorithm) == "replay" else None
     except (ValueError, TypeError) as error:
         raise UsageError(str(error)) from error
     length = 16 if replay else 128
     return presets.Preset(env, config, presets.task(known), num_envs=32, rollout_length=length, replay=replay)
+
+
+def _preset_of_composed(algorithm: str, env: str, name: str) -> presets.Preset:
+    """That of the first algorithm within that learns, with the configs of all."""
+    within = {inner: preset_of(inner, env, name) for inner in composed.innermost(algorithm)}
+    learning = [preset for inner, preset in within.items() if inner != "random"] or list(within.values())
+    # What `shaped` reads apart is not added to the reward as well.
+    kwargs = {k: v for k, v in learning[0].env_kwargs.items() if "shaped(" not in algorithm or k != "shaped_reward"}
+    config = composed.config(algorithm, lambda inner: within[inner].config)
+    return learning[0]._replace(config=config, env_kwargs=kwargs)
 
 
 def side_by_side(options: Any, config: Any, *, has_mode: bool = True) -> Any:
@@ -140,10 +159,14 @@ def _by_subject(config: Any) -> Iterator[tuple[Any, str]]:
     groups: dict[str, list[tuple[str, Any, Any]]] = collections.defaultdict(list)
 
     def collect(holder: Any, prefix: str) -> None:
+        if isinstance(holder, dict):
+            for name, inner in holder.items():
+                collect(inner, f"{prefix}{name}.")
+            return
         hints, texts = typing.get_type_hints(type(holder)), configs.explain(type(holder))
         for name, subject in configs.subjects(type(holder)).items():
             value = getattr(holder, name)
-            if dataclasses.is_dataclass(value):
+            if configs.is_config(value):
                 collect(value, f"{prefix}{name}.")
                 continue
             about = tyro.conf.arg(name=f"{prefix}{name}", help=texts[name] or None)
@@ -165,7 +188,7 @@ def _dotted(name: str) -> str:
 def _require_distinct(algorithm: str, options: Any, config: Any) -> None:
     """Refuses the config of an own algorithm with a field that is an option already."""
     taken = {field.name for holder in (options, Mode()) for field in dataclasses.fields(holder)}
-    for field in dataclasses.fields(config):
+    for field in () if isinstance(config, dict) else dataclasses.fields(config):
         if field.name in taken:
             raise UsageError(f"{algorithm} has a field {field.name} in its config, which is an option here: rename it.")
 
@@ -176,7 +199,7 @@ def require_sensible_numbers(options: Any, config: Any) -> None:
         value = getattr(options, field.name)
         if isinstance(value, int) and field.name not in ("seed", "total_steps") and value > LARGEST:
             raise UsageError(f"{as_words(field.name)} {value} must be less than 2**31.")
-    is_ours = type(config).__module__.startswith("jmarl.")
+    is_ours = isinstance(config, dict) or type(config).__module__.startswith("jmarl.")
     for name, _ in configs.fields(config):
         values, last = configs.get(config, name), name.rpartition(".")[2]
         for value in values if isinstance(values, tuple) else (values,):

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import jmarl
+from jmarl.cli import composed
 from jmarl.cli.errors import UsageError, nearest
+from jmarl.envs import pettingzoo_adapter
 from jmarl.types import Algorithm, Env, EnvSpec
 
 ALGORITHMS: dict[str, Algorithm] = {
@@ -26,32 +28,55 @@ ALGORITHMS: dict[str, Algorithm] = {
     "qmix": jmarl.qmix,
     "cw_qmix": jmarl.cw_qmix,
     "ow_qmix": jmarl.ow_qmix,
+    "qplex": jmarl.qplex,
     "pqn_vdn": jmarl.pqn_vdn,
+    "pqn_iql": jmarl.pqn_iql,
+    "pqn_qmix": jmarl.pqn_qmix,
     "iddpg": jmarl.iddpg,
     "maddpg": jmarl.maddpg,
     "itd3": jmarl.itd3,
     "matd3": jmarl.matd3,
+    "facmac": jmarl.facmac,
     "isac": jmarl.isac,
     "masac": jmarl.masac,
     "coma": jmarl.coma,
     "ia2c": jmarl.ia2c,
     "maa2c": jmarl.maa2c,
+    "happo": jmarl.happo,
+    "haa2c": jmarl.haa2c,
+    "vdac_sum": jmarl.vdac_sum,
+    "vdac_mix": jmarl.vdac_mix,
     "random": jmarl.random_policy,
 }
 
 
 def is_own(name: str) -> bool:
     """Whether a name is that of a function of the user."""
-    return ":" in name
+    return ":" in name and name.partition(":")[0] not in jmarl.envs.PACKAGES
+
+
+def runs_code(name: str) -> bool:
+    """Whether a name says what to import: a function of the user, or a module that makes or registers environments."""
+    package, _, within = name.partition(":")
+    if package == "pettingzoo":
+        return within.split(".")[0] not in pettingzoo_adapter.FAMILIES
+    return ":" in within if package in jmarl.envs.PACKAGES else is_own(name)
 
 
 def find_algorithm(name: str) -> Algorithm:
-    """One of `ALGORITHMS`, or the user's: `(spec, cfg) -> Learner`."""
+    """One of `ALGORITHMS`, one of them within combinators, or the user's: `(spec, cfg) -> Learner`."""
+    if composed.is_composed(name):
+        return composed.algorithm(name, find_algorithm)
     if is_own(name):
         return _load(name)
     if name not in ALGORITHMS:
         raise UsageError(f"no algorithm is called {name!r}: {nearest(name, ALGORITHMS)}")
     return ALGORITHMS[name]
+
+
+def default_config(name: str) -> Any:
+    """The config of an algorithm, with its defaults."""
+    return composed.config(name, lambda name: config_class(name)())
 
 
 def config_class(name: str) -> type:
@@ -69,8 +94,10 @@ def config_class(name: str) -> type:
 
 
 def learns_from(name: str) -> str:
-    """Which batches an own algorithm takes, as its `Learner` says for the first kind of actions that it knows."""
-    algorithm, config = find_algorithm(name), config_class(name)()
+    """Which batches an algorithm takes, as its `Learner` says for the first kind of actions that it knows."""
+    if composed.is_composed(name):
+        return "replay" if "replay" in map(learns_from, composed.innermost(name)) else "rollouts"
+    algorithm, config = find_algorithm(name), default_config(name)
     common: Mapping[str, Any] = {"name": "", "agents": ("a", "b"), "obs_shape": (1,), "state_shape": (2,)}
     bounds = ((-1.0,), (-1.0,)), ((1.0,), (1.0,))
     discrete = EnvSpec(**common, num_actions=2)
@@ -114,7 +141,7 @@ def require_named(name: str, given: Collection[str] | None, way: str) -> str:
       given: what the user typed; None: `name` itself was typed.
       way: how to type it, for the sentence.
     """
-    if given is None or not is_own(name):
+    if given is None or not runs_code(name):
         return name
     for typed in given:  # the folder of a file may have another name by now
         if Path(typed).name == Path(name).name:

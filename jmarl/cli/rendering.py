@@ -1,5 +1,9 @@
-"""A GIF of one greedy episode. MPE, SMAX, Overcooked and predator-prey have pictures; other environments have none."""
+"""A GIF of one greedy episode.
 
+MPE, SMAX, Overcooked, predator-prey and all of Jumanji have pictures; other environments have none.
+"""
+
+import io
 import itertools
 from pathlib import Path
 from typing import Any
@@ -80,6 +84,8 @@ def _without_keys(tree: Any) -> Any:
 def _renderer(unwrapped: Any) -> Any:
     if isinstance(unwrapped, PredatorPrey):
         return _draw_predator_prey
+    if any(cls.__module__.startswith("jumanji") for cls in type(unwrapped).__mro__):
+        return _draw_jumanji
     if not type(unwrapped).__module__.startswith("jaxmarl"):
         return None
     from jaxmarl.environments.mpe.simple import SimpleMPE
@@ -150,11 +156,38 @@ def _draw_overcooked(env: Any, states: list[Any], rewards: np.ndarray) -> tuple[
     for t, (state, so_far) in enumerate(zip(states, returns, strict=True)):
         grid = np.asarray(state.maze_map[margin:-margin, margin:-margin])
         tiles = OvercookedVisualizer._render_grid(grid, agent_dir_idx=state.agent_dir_idx, agent_inv=state.agent_inv)
-        frame = Image.new("RGB", (tiles.shape[1] * 2, tiles.shape[0] * 2 + 26), PAPER)
-        frame.paste(Image.fromarray(tiles).resize((tiles.shape[1] * 2, tiles.shape[0] * 2)), (0, 26))
-        ImageDraw.Draw(frame).text((6, 4), f"step {t}   return {so_far:.0f}", INK, ImageFont.load_default(15))
-        frames.append(frame)
+        picture = Image.fromarray(tiles).resize((tiles.shape[1] * 2, tiles.shape[0] * 2))
+        frames.append(_below(f"step {t}   return {so_far:.0f}", picture))
     return frames, 150
+
+
+def _draw_jumanji(env: Any, states: list[Any], rewards: np.ndarray) -> tuple[list[Image.Image], int]:
+    """Jumanji's own pictures."""
+    from matplotlib.animation import PillowWriter
+
+    pictures = []
+
+    class Keeping(PillowWriter):
+        def grab_frame(self, **settings: Any) -> None:
+            file = io.BytesIO()
+            self.fig.savefig(file, format="png", dpi=self.dpi)
+            pictures.append(Image.open(file).convert("RGB"))
+
+        def finish(self) -> None:
+            pass
+
+    # Its viewers open a window for a single picture, and none for an animation. Their figures are 10 inches wide.
+    env.animate([state.raw for state in states], interval=150).save("nowhere", Keeping(), dpi=SIZE / 10)
+    returns = np.concatenate([[0.0], rewards.sum(1).cumsum()])
+    titles = [f"step {t}   return {so_far:.2f}" for t, so_far in enumerate(returns)]
+    return [_below(title, picture) for title, picture in zip(titles, pictures, strict=True)], 150
+
+
+def _below(title: str, picture: Image.Image) -> Image.Image:
+    frame = Image.new("RGB", (picture.width, picture.height + 26), PAPER)
+    frame.paste(picture, (0, 26))
+    ImageDraw.Draw(frame).text((6, 4), title, INK, ImageFont.load_default(15))
+    return frame
 
 
 def _draw_predator_prey(rules: PredatorPrey, states: list[Any], rewards: np.ndarray) -> tuple[list[Image.Image], int]:

@@ -26,7 +26,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import jmarl
-from jmarl.cli import own
+from jmarl import configs
+from jmarl.cli import composed, own
 from jmarl.cli.errors import UsageError
 from jmarl.types import Env, Learner, TrainState
 
@@ -61,15 +62,9 @@ def facts_of(
         **dataclasses.asdict(options),
         "env_kwargs": env_kwargs,
         "run_dir": str(folder),
-        "config": _as_dict(config),
+        "config": composed.as_dict(config),
         "system": jmarl.logging.system_facts(),
     }
-
-
-def _as_dict(config: Any) -> dict[str, Any]:
-    """Fields by name; a config that it holds is a dict of its own."""
-    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    return {name: _as_dict(value) if dataclasses.is_dataclass(value) else value for name, value in fields.items()}
 
 
 # ------------------------------------------------------------------------------------------------------- config.json
@@ -143,13 +138,15 @@ def _migrated_command(command: Any, algorithm: str) -> str:
 
 def restore(default: Any, values: Mapping[str, Any]) -> Any:
     """A dataclass like `default`, with the fields that `values` has, of which each must be of the field's type."""
+    if isinstance(default, dict):
+        return {name: restore(inner, values[name]) if name in values else inner for name, inner in default.items()}
     hints = typing.get_type_hints(type(default))
     changed = {}
     for field in dataclasses.fields(default):
         if field.name not in values:
             continue  # of a later version: as by default
         value, inner = values[field.name], getattr(default, field.name)
-        if dataclasses.is_dataclass(inner) and isinstance(value, Mapping):
+        if configs.is_config(inner) and isinstance(value, Mapping):
             changed[field.name] = restore(inner, value)
             continue
         value = _as_tuple(value)
@@ -165,7 +162,8 @@ def restore(default: Any, values: Mapping[str, Any]) -> Any:
 
 def restore_config(default: Any, facts: Mapping[str, Any]) -> Any:
     """The config of a run."""
-    if unknown := facts["config"].keys() - {field.name for field in dataclasses.fields(default)}:
+    known = {name for name, _ in configs.fields(default)}
+    if unknown := set(_leaves(facts["config"])) - known:
         raise UsageError(f"config.json has {min(unknown)} in its config, which {facts['algorithm']} does not know.")
     return restore(default, facts["config"])
 
@@ -175,9 +173,24 @@ def is_filled_in(facts: Mapping[str, Any]) -> bool:
     try:
         per_iteration = facts["num_envs"] * facts["rollout_length"]
         num_iterations = max(1, round(facts["total_steps"] / per_iteration))
-        return facts["config"].get("horizon") == num_iterations * facts.get("num_updates", 1)
+        horizons = [value for name, value in _leaves(facts["config"]).items() if name.split(".")[-1] == "horizon"]
+        return bool(horizons) and horizons == [num_iterations * facts.get("num_updates", 1)] * len(horizons)
     except (KeyError, TypeError, ValueError, ArithmeticError):
         return False
+
+
+def without_horizon(config: Any) -> Any:
+    """The config, whose schedules end with whatever run it is of."""
+    names = [name for name, _ in configs.fields(config) if name.split(".")[-1] == "horizon"]
+    return configs.replace(config, dict.fromkeys(names))
+
+
+def _leaves(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """What a config of a JSON file says, by dotted name."""
+    leaves: dict[str, Any] = {}
+    for name, value in config.items():
+        leaves |= _leaves(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return leaves
 
 
 def _is_a(value: Any, hint: Any) -> bool:
@@ -253,7 +266,7 @@ def diverged(params: Any, folder: Path) -> dict[int, int]:
     env_steps, metrics = load_metrics(folder)
     when = {}
     for seed in lost:
-        losses = [values[seed] for name, values in metrics.items() if name.startswith("loss/")]
+        losses = [values[seed] for name, values in metrics.items() if "loss/" in name]
         missing = ~np.isfinite(losses).all(0) if losses else np.zeros(len(env_steps), bool)
         when[seed] = int(env_steps[np.argmax(missing) if missing.any() else -1])
     return when
@@ -290,7 +303,7 @@ def load_run(
     if not num_seeds:
         raise UsageError(f"{folder}/config.json is damaged: it does not say how many seeds there are.")
     try:
-        config = restore_config(own.config_class(algorithm)(), facts)
+        config = restore_config(own.default_config(algorithm), facts)
         plays_in = plain_env(name, facts["env_kwargs"], max_eval_steps or facts.get("max_eval_steps"))
         learner = own.find_algorithm(algorithm)(plays_in.spec, config)
     except (ImportError, KeyError, TypeError, ValueError, UsageError) as error:

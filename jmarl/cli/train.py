@@ -91,7 +91,7 @@ def resume_run(folder: Path, typed: Sequence[str], total_steps: float | None = N
         rows_as_before = options.log_every or max(1, num_iterations // 100)
         options = dataclasses.replace(options, total_steps=int(total_steps), log_every=rows_as_before)
         if run_folders.is_filled_in(run_folders.read_config(folder)):
-            config = config.replace(horizon=None)  # schedules reach to the new end
+            config = run_folders.without_horizon(config)  # schedules reach to the new end
     return experiment.train(begun.algorithm, options, config, begun.env_kwargs, is_resumed=True, is_quiet=is_quiet)
 
 
@@ -101,7 +101,7 @@ def read_arguments(folder: Path, typed: Sequence[str]) -> Arguments:
         facts = run_folders.read_config(folder)
         algorithm = own.require_named(facts["algorithm"], typed, f"{facts['algorithm']} after train")
         for name in typed:
-            if not own.is_own(name) and name not in (facts["algorithm"], facts["env"]):
+            if not own.runs_code(name) and name not in (facts["algorithm"], facts["env"]):
                 raise UsageError(f"it is of {facts['algorithm']} on {facts['env']}, not of {name}.")
         env = own.require_named(facts["env"], typed, f"--env {facts['env']}")
         preset = preset_of(algorithm, env, facts.get("preset", "default"))

@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jmarl import configs
-from jmarl.types import TrainState
+from jmarl.types import Config, TrainState
 
 
 def join(parts: Mapping[str, TrainState]) -> TrainState:
@@ -39,7 +39,7 @@ def part(state: TrainState, name: str) -> TrainState:
     )
 
 
-def of_innermost(cfg: Any, name: str) -> Any:
+def of_innermost(cfg: Config, name: str) -> Any:
     """The field of the learner's config, below all configs of combinators."""
     while hasattr(cfg, "inner"):
         cfg = cfg.inner

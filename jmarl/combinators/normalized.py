@@ -34,6 +34,7 @@ def normalized(algorithm: Algorithm) -> Callable[[EnvSpec, NormalizedConfig], Le
     """The algorithm, seeing normalised views and states. With replay, moments are of what is drawn to be learnt from.
 
     Example:
+      >>> import jax
       >>> import jmarl
       >>> env = jmarl.envs.matrix_game([[1.0, 0.0], [0.0, 0.0]])
       >>> learner = normalized(jmarl.ippo)(env.spec, NormalizedConfig(inner=jmarl.PPOConfig()))

@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Array
 
 from jmarl.combinators import nesting
-from jmarl.types import Algorithm, EnvSpec, Learner, Measured, Metrics, Observation, TrainState, Trajectory
+from jmarl.types import Algorithm, Config, EnvSpec, Learner, Measured, Metrics, Observation, TrainState, Trajectory
 
 Members = Mapping[str, str | Sequence[str]]
 Reads = Literal["state", "team"]
@@ -110,7 +110,7 @@ def frozen(algorithm: Algorithm, state: TrainState) -> Algorithm:
       state: of the team's own learner, such as `nesting.part(run.train_state, "prey")` of an earlier run of `teams`.
     """
 
-    def of_team(spec: EnvSpec, cfg: Any) -> Learner:
+    def of_team(spec: EnvSpec, cfg: Config) -> Learner:
         learner = algorithm(spec, cfg)
 
         def init(key):
@@ -240,7 +240,7 @@ def _batch_of(
     )
 
 
-def _require_configs(cfg: Any, algorithms: Mapping[str, Algorithm]) -> None:
+def _require_configs(cfg: Config, algorithms: Mapping[str, Algorithm]) -> None:
     if not isinstance(cfg, dict) or set(cfg) != set(algorithms):
         shown = sorted(cfg) if isinstance(cfg, dict) else type(cfg).__name__
         raise ValueError(f"The config of teams is a dict with one of each, of {sorted(algorithms)}, but it is {shown}.")

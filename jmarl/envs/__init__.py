@@ -1,6 +1,6 @@
 """Environments as stacked arrays `[N, ...]` that never reset themselves.
 
-`make` adapts those of JaxMARL and gymnax. An environment of your own is three things in an `Env`:
+`make` adapts those of JaxMARL, gymnax and Jumanji. An environment of your own is three things in an `Env`:
 
 >>> import jax
 >>> import jax.numpy as jnp
@@ -27,29 +27,41 @@
 import inspect
 from typing import Any
 
-from jmarl.envs import gymnax_adapter, jaxmarl_adapter
+from jmarl.envs import gymnasium_adapter, gymnax_adapter, jaxmarl_adapter, jumanji_adapter, pettingzoo_adapter
 from jmarl.envs.checks import check_env
-from jmarl.envs.games import PROBES, matrix_game, probe, two_step_game
+from jmarl.envs.games import PROBES, key_door, matrix_game, probe, two_step_game, zero_sum_game
 from jmarl.envs.gymnax_adapter import from_gymnax
+from jmarl.envs.host import from_host
 from jmarl.envs.jaxmarl_adapter import RawStep, from_jaxmarl
+from jmarl.envs.jumanji_adapter import from_jumanji
+from jmarl.envs.pettingzoo_adapter import from_pettingzoo
 from jmarl.envs.predator_prey import predator_prey
+from jmarl.envs.slots import HostEnv, HostStep, Seen
 from jmarl.envs.stacked import unknown
 from jmarl.envs.views import flatten_views, with_agent_ids
 from jmarl.types import Env
 
 __all__ = [
     "PROBES",
+    "HostEnv",
+    "HostStep",
     "RawStep",
+    "Seen",
     "check_env",
     "flatten_views",
     "from_gymnax",
+    "from_host",
     "from_jaxmarl",
+    "from_jumanji",
+    "from_pettingzoo",
+    "key_door",
     "make",
     "matrix_game",
     "predator_prey",
     "probe",
     "two_step_game",
     "with_agent_ids",
+    "zero_sum_game",
 ]
 
 
@@ -61,7 +73,7 @@ def make(
     flatten: bool = False,
     **options: Any,
 ) -> Env:
-    """An environment of JaxMARL or gymnax, by its name there or as an object, or "predator_prey".
+    """An environment of JaxMARL, gymnax or Jumanji, by its name there, or an object, or "predator_prey".
 
     Views and action masks are zero-padded to the widest agent's. Continuous actions are clipped into the bounds of
     `spec` before they reach the environment, and their padding is dropped; an illegal padded discrete action becomes
@@ -70,8 +82,10 @@ def make(
     and `terminated` from the step on which it died. A single-agent environment has N = 1.
 
     Args:
-      env: a name, such as "MPE_simple_spread_v3", "HeuristicEnemySMAX", "overcooked", "CartPole-v1"; or an object with
-        JaxMARL's interface, see `from_jaxmarl`; or gymnax's `(env, params)`, see `from_gymnax`.
+      env: a name, such as "MPE_simple_spread_v3", "HeuristicEnemySMAX", "overcooked", "CartPole-v1", "rware tiny-4ag",
+        "lbf 8x8-2p-2f-coop"; or an object with JaxMARL's interface, see `from_jaxmarl`; or gymnax's `(env, params)`,
+        see `from_gymnax`. For Jumanji's objects see `from_jumanji`. "gymnasium:CartPole-v1" is Gymnasium's,
+        "pettingzoo:mpe2.simple_spread_v3" what a module of PettingZoo's makes; both are Python, see `from_host`.
       agent_ids: put a one-hot id before each agent's features, or N constant channels before an image's.
       time_limit: "truncated" lets learners bootstrap from the last observation; "terminal" counts time limits as the
         end of the return, as in the numbers that JaxMARL publishes.
@@ -81,6 +95,8 @@ def make(
         `map_name`: of SMAX, such as "3m" (or `scenario`, an object).
         `layout`: of Overcooked, a name or an object.
         `shaped_reward`: this multiple of Overcooked's shaped reward is added to the sparse one; 0 by default.
+        `reward`: of Jumanji, "individual", as it gives it, or "team": everybody gets the sum.
+        `max_steps`: of Jumanji, its `time_limit`.
 
     Example:
       >>> env = make("MPE_simple_spread_v3", num_agents=4)
@@ -95,14 +111,23 @@ def make(
         return from_jaxmarl(env, **views, **options)
     if env == "predator_prey":
         return _make_predator_prey(time_limit, agent_ids=agent_ids, **options)
+    package, _, name = env.partition(":")
+    if package in PACKAGES and name:
+        return PACKAGES[package](name, options, **views)
     if refusal := jaxmarl_adapter.refusal(env):
         raise ValueError(refusal)
     if env in jaxmarl_adapter.names():
         return jaxmarl_adapter.make(env, options, **views)
+    if jumanji_adapter.is_name(env):
+        return jumanji_adapter.make(env, options, **views)
     if env in (gymnax_names := gymnax_adapter.names()):
         return gymnax_adapter.make(env, options, **views)
-    known = [*jaxmarl_adapter.names(), *gymnax_names, "predator_prey"]
-    raise unknown("environment of JaxMARL or gymnax", env, known, ValueError)
+    known = [*jaxmarl_adapter.names(), *gymnax_names, *jumanji_adapter.names(), "predator_prey"]
+    raise unknown("environment of JaxMARL, gymnax or Jumanji", env, known, ValueError)
+
+
+# What comes before the colon of a name.
+PACKAGES = {"gymnasium": gymnasium_adapter.make, "pettingzoo": pettingzoo_adapter.make}
 
 
 def _make_predator_prey(time_limit: str, **options: Any) -> Env:

@@ -42,6 +42,90 @@ def matrix_game(payoff: Float[Any, "..."] | list, *, num_steps: int = 1) -> Env:
     )
 
 
+def zero_sum_game(payoff: Float[Any, "A0 A1"] | list, *, num_steps: int = 1) -> Env:
+    """A game of two in normal form: agent 0 receives `payoff[a_0, a_1]`, agent 1 as much less than nothing.
+
+    Args:
+      payoff: of agent 0.
+      num_steps: rounds; the episode terminates after the last one.
+
+    Example:
+      >>> rock_paper_scissors = zero_sum_game([[0.0, -1.0, 1.0], [1.0, 0.0, -1.0], [-1.0, 1.0, 0.0]])
+      >>> state, _ = rock_paper_scissors.reset(jax.random.key(0))
+      >>> rock_paper_scissors.step(state, jnp.array([1, 0]), jax.random.key(1))[2].reward.tolist()
+      [1.0, -1.0]
+    """
+    table = np.asarray(payoff, np.float32)
+    if table.ndim != 2:
+        raise ValueError(f"payoff has {table.ndim} axes, and this is a game of two: give it one axis for each.")
+    env = _game(
+        "zero_sum_game",
+        observe=lambda cue, time: jnp.ones((2, 1)),
+        reward=lambda cue, time, action: jnp.asarray(table)[tuple(action)] * jnp.array([1.0, -1.0]),
+        actions=table.shape,
+        num_steps=num_steps,
+    )
+    return env._replace(spec=env.spec._replace(teams=(0, 1)))
+
+
+def key_door(size: int = 8, *, num_steps: int | None = None) -> Env:
+    """One agent on a square grid, paid 1 as it comes to the door with the key, and nothing before.
+
+    It starts in the middle; the key lies in one corner, the door is in the opposite one. The episode terminates at the
+    open door; `num_steps` truncate it. The best return is 1, after `steps_to_door(size)` steps. By chance it is rare.
+
+    Args:
+      size: of each side.
+      num_steps: until the time is up; by default twice the shortest way.
+
+    Example:
+      >>> env = key_door(size=4)
+      >>> env.spec.max_steps, env.spec.num_actions
+      (20, 5)
+    """
+    if size < 2:
+        raise ValueError(f"size={size} leaves no room for key and door: choose 2 or more.")
+    limit = 2 * steps_to_door(size) if num_steps is None else num_steps
+    moves = np.array([[0, 0], [1, 0], [-1, 0], [0, 1], [0, -1]], np.int32)
+    spec = EnvSpec(
+        name="key_door",
+        agents=("agent_0",),
+        obs_shape=(2 * size + 1,),
+        state_shape=(2 * size + 1,),
+        num_actions=5,
+        max_steps=limit,
+        min_steps=min(steps_to_door(size), limit),
+        may_wait=False,
+    )
+
+    def observe(place: Array, has_key: Array) -> Observation:
+        view = jnp.concatenate([jax.nn.one_hot(place, size).reshape(-1), has_key[None]]).astype(jnp.float32)
+        return Observation(
+            agents=view[None], state=view, action_mask=jnp.ones((1, 5), bool), agent_mask=jnp.ones(1, bool)
+        )
+
+    def reset(key: Array) -> tuple[tuple[Array, Array, Array], Observation]:
+        place, has_key = jnp.full(2, size // 2, jnp.int32), jnp.bool_(False)
+        return (place, has_key, jnp.int32(0)), observe(place, has_key)
+
+    def step(state: tuple[Array, Array, Array], action: Array, key: Array):
+        place, has_key, time = state
+        place = jnp.clip(place + jnp.asarray(moves)[action[0]], 0, size - 1)
+        has_key = has_key | jnp.all(place == 0)
+        is_open = has_key & jnp.all(place == size - 1)
+        outcome = Outcome(
+            reward=is_open[None].astype(jnp.float32), terminated=is_open[None], last=is_open | (time + 1 >= limit)
+        )
+        return (place, has_key, time + 1), observe(place, has_key), outcome
+
+    return Env(reset, step, spec)
+
+
+def steps_to_door(size: int) -> int:
+    """The shortest way in `key_door`: from the middle to the key, and from there to the door."""
+    return 2 * (size // 2) + 2 * (size - 1)
+
+
 def two_step_game() -> Env:
     """The game that separates VDN from QMIX: two agents, two actions, two steps, and everybody sees where they are.
 

@@ -34,6 +34,12 @@ def scalars(info: Any) -> dict[str, Array]:
 TIME_LIMITS = ("truncated", "terminal")
 
 
+def require_time_limit(time_limit: str) -> None:
+    """Refuses what says nothing about time limits."""
+    if time_limit not in TIME_LIMITS:
+        raise ValueError(f"time_limit={time_limit!r} is not one of {TIME_LIMITS}.")
+
+
 class AgentDicts(NamedTuple):
     """An environment whose agents are keys of dicts, without automatic reset.
 
@@ -69,8 +75,7 @@ class AgentDicts(NamedTuple):
 @usual_flags
 def stack(name: str, env: AgentDicts, *, agent_ids: bool, time_limit: str, flatten: bool) -> Env:
     """`env` as an `Env` of stacked arrays."""
-    if time_limit not in TIME_LIMITS:
-        raise ValueError(f"time_limit={time_limit!r} is not one of {TIME_LIMITS}.")
+    require_time_limit(time_limit)
     agents, num_agents = env.agents, len(env.agents)
     actions = _action_layout(name, env)
     key_aval = jax.eval_shape(lambda: jax.random.key(0))
@@ -159,13 +164,13 @@ def stack(name: str, env: AgentDicts, *, agent_ids: bool, time_limit: str, flatt
         max_steps=env.max_steps,
         min_steps=env.max_steps if env.is_fixed_length and env.max_steps else 1,
         may_wait=env.may_wait,
-        teams=_teams(agents),
+        teams=teams_of(agents),
     )
     stacked = Env(reset, step, spec, env.unwrapped)
     return with_agent_ids(stacked) if agent_ids else stacked
 
 
-def _teams(agents: tuple[str, ...]) -> tuple[int, ...]:
+def teams_of(agents: tuple[str, ...]) -> tuple[int, ...]:
     """1 for those whose names say that they oppose the others, as in MPE and SMAX; () where nobody does, or all do."""
     teams = tuple(int(agent.startswith(("adversary", "leadadversary", "enemy", "eve"))) for agent in agents)
     return teams if len(set(teams)) > 1 else ()

@@ -57,11 +57,15 @@ def with_agent_ids(env: Env) -> Env:
         state, obs, outcome = env.step(state, action, key)
         return state, identified(obs), outcome
 
+    def restart(state: Any) -> tuple[Any, Observation]:
+        state, obs = env.restart(state)  # type: ignore[misc]
+        return state, identified(obs)
+
     spec = env.spec
     *image, width = spec.obs_shape
     sizes = tuple(size + spec.num_agents for size in spec.obs_sizes)
     spec = spec._replace(obs_shape=(*image, width + spec.num_agents), obs_sizes=sizes, has_ids=True)
-    return env._replace(reset=reset, step=step, spec=spec)
+    return env._replace(reset=reset, step=step, spec=spec, restart=env.restart and restart)
 
 
 def identified(obs: Observation) -> Observation:

@@ -13,6 +13,16 @@ from jmarl.learners.ddpg import (
     maddpg,
     matd3,
 )
+from jmarl.learners.facmac import FACMACConfig, facmac, facmac_actor_loss, facmac_critic_loss
+from jmarl.learners.happo import (
+    HAA2CConfig,
+    HANets,
+    HAPPOConfig,
+    haa2c,
+    happo,
+    happo_critic_loss,
+    happo_loss,
+)
 from jmarl.learners.ppo import (
     A2CConfig,
     PPOConfig,
@@ -24,9 +34,21 @@ from jmarl.learners.ppo import (
     ppo_loss,
     ppo_targets,
 )
-from jmarl.learners.pqn import PQNConfig, PQNNets, pqn_loss, pqn_targets, pqn_vdn
+from jmarl.learners.pqn import (
+    PQNConfig,
+    PQNIQLConfig,
+    PQNNets,
+    PQNQMIXConfig,
+    pqn_iql,
+    pqn_loss,
+    pqn_qmix,
+    pqn_targets,
+    pqn_vdn,
+)
 from jmarl.learners.q_learning import QConfig, QMIXConfig, QNets, VDNConfig, iql, q_loss, qmix, values_and_targets, vdn
+from jmarl.learners.qplex import QPLEXConfig, qplex
 from jmarl.learners.sac import SACConfig, isac, masac, sac_actor_loss, sac_alpha_loss, sac_targets
+from jmarl.learners.vdac import VDACConfig, VDACMixConfig, vdac_mix, vdac_sum
 from jmarl.learners.wqmix import WQMIXConfig, WQMIXNets, cw_qmix, ow_qmix, wqmix_loss
 
 __all__ = [
@@ -34,16 +56,25 @@ __all__ = [
     "COMAConfig",
     "COMATargets",
     "DDPGConfig",
+    "FACMACConfig",
+    "HAA2CConfig",
+    "HANets",
+    "HAPPOConfig",
     "PPOConfig",
     "PPOTargets",
     "PQNConfig",
+    "PQNIQLConfig",
     "PQNNets",
+    "PQNQMIXConfig",
     "QConfig",
     "QMIXConfig",
     "QNets",
+    "QPLEXConfig",
     "RandomConfig",
     "SACConfig",
     "TD3Config",
+    "VDACConfig",
+    "VDACMixConfig",
     "VDNConfig",
     "WQMIXConfig",
     "WQMIXNets",
@@ -54,6 +85,13 @@ __all__ = [
     "cw_qmix",
     "ddpg_actor_loss",
     "ddpg_targets",
+    "facmac",
+    "facmac_actor_loss",
+    "facmac_critic_loss",
+    "haa2c",
+    "happo",
+    "happo_critic_loss",
+    "happo_loss",
     "ia2c",
     "iddpg",
     "ippo",
@@ -68,17 +106,22 @@ __all__ = [
     "ow_qmix",
     "ppo_loss",
     "ppo_targets",
+    "pqn_iql",
     "pqn_loss",
+    "pqn_qmix",
     "pqn_targets",
     "pqn_vdn",
     "q_loss",
     "qmix",
+    "qplex",
     "random_policy",
     "sac_actor_loss",
     "sac_alpha_loss",
     "sac_targets",
     "scripted",
     "values_and_targets",
+    "vdac_mix",
+    "vdac_sum",
     "vdn",
     "wqmix_loss",
 ]

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from jmarl import configs
-from jmarl.types import Env, EnvSpec
+from jmarl.types import Config, Env, EnvSpec
 
 __all__ = ["require", "require_discrete", "validate"]
 
@@ -20,7 +20,7 @@ _LARGEST = 2**31 - 1
 _ARRAYS = ("target_entropy",)  # leaves that may hold a number for each agent
 
 
-def validate(cfg: Any, cls: type | None = None, spec: EnvSpec | None = None) -> None:
+def validate(cfg: Config, cls: type | None = None, spec: EnvSpec | None = None) -> None:
     """Static facts of a config, and numbers that are not tracers, in a sentence for each that cannot be meant.
 
     Args:
@@ -120,7 +120,7 @@ def _validate_widths(name: str, value: Any) -> None:
         raise ValueError(f"{name}={value} must hold positive widths.")
 
 
-def _validate_ranges(cfg: Any) -> None:
+def _validate_ranges(cfg: Config) -> None:
     counts = ("n_step", "num_critics", "num_epochs", "num_minibatches", "policy_delay", "target_update_interval")
     sizes = ("cell_size", "mixer_embed_size", "recurrent_length", "horizon")
     shares = (
@@ -152,7 +152,7 @@ def _validate_ranges(cfg: Any) -> None:
         raise ValueError(f"burn_in={burn_in} warms up recurrent networks: set recurrent=True, or burn_in=0.")
 
 
-def require(cfg: Any, names: tuple[str, ...], is_right: Callable[[Any], bool], rule: str) -> None:
+def require(cfg: Config, names: tuple[str, ...], is_right: Callable[[Any], bool], rule: str) -> None:
     """What these fields must be, where a config has them: `rule` follows the word "must". Tracers cannot be asked."""
     for name in names:
         value = getattr(cfg, name, None)

@@ -21,6 +21,7 @@ References:
     (https://arxiv.org/abs/1910.01465).
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -97,15 +98,7 @@ def ddpg_actor_loss(
       cfg: its leaves may be tracers.
     """
     x = critics.read(batch, nets, cfg)
-    obs: Any = x.steps.obs
-    output = x.output(params)
-    if nets.code.is_discrete:
-        own = _relaxed(output, obs, noise, cfg.gumbel_temperature)
-        penalty = cfg.logit_coef * losses.masked_mean(output**2, obs.action_mask, axis=-1)
-    else:
-        own, penalty = _deterministic(nets, output, obs), jnp.zeros(())
-    q = x.values(params, own)
-    q = {"first": lambda q: q[0], "mean": lambda q: jnp.mean(q, 0), "min": losses.clipped_double_q}[cfg.actor_q](q)
+    q, penalty = values_of_policy(params, x, noise)
     loss = parts.mean_loss(losses.deterministic_policy_loss(q) + penalty, x.acting, cfg.sharing)
     return loss, {"loss/actor": loss, "value/q_policy": losses.masked_mean(q, x.acting > 0)}
 
@@ -128,40 +121,10 @@ def iddpg(
       targets, critic_loss, actor_loss: your own in place of `ddpg_targets`, `critic_loss` and `ddpg_actor_loss`, with
         the same arguments and results.
     """
-    cfg = _checked(spec, cfg)
+    cfg = checked(spec, cfg)
     nets = parts.choose_nets(nets, default_nets, spec, cfg)
-    code, explore, noise_scale = nets.code, _exploring(nets, cfg), exploration.over_env_steps(cfg, "noise")
-    init, update_with = training(nets, cfg, targets=targets, critic_loss=critic_loss, actor_loss=actor_loss)
-    actor_step, remember = networks.one_step(nets.actor), critics.memory(nets)
-
-    def init_carry(batch_shape):
-        noise = jnp.zeros((*batch_shape, *code.is_real.shape)) if _keeps_noise(nets, cfg) else ()
-        return {
-            "actor": nets.actor.init_carry(batch_shape),
-            "critic": nets.critic.init_carry(batch_shape),
-            "noise": noise,
-        }
-
-    def act(state, carry, obs, first, key):
-        actor, output = actor_step(state.params["actor"], carry["actor"], obs, first)
-        action, noise = explore(state, output, obs, first, carry["noise"], key)
-        critic = remember(state.params["critic"], carry["critic"], obs, action, first)
-        return action, {"actor": actor, "critic": critic, "noise": noise}, {}
-
-    def greedy(state, carry, obs, first):
-        actor, output = actor_step(state.params["actor"], carry["actor"], obs, first)
-        return code.decode(_deterministic(nets, output, obs)), {**carry, "actor": actor}
-
-    def update(state, batch, key):
-        shape = batch.steps.obs.agent_mask.shape + code.is_real.shape[1:]
-        if code.is_discrete:
-            return update_with(state, batch, None, jax.random.gumbel(key, shape))
-        smoothing = None if cfg.target_noise is None else jax.random.normal(key, shape)
-        state, metrics = update_with(state, batch, smoothing, None)
-        is_counted = state.env_steps is not None
-        return state, {**metrics, "noise": parts.as_metric(noise_scale(state))} if is_counted else metrics
-
-    return Learner(init, init_carry, act, greedy, update, learns_from="replay")
+    trained = training(nets, cfg, targets=targets, critic_loss=critic_loss, actor_loss=actor_loss)
+    return learner(nets, cfg, *trained)
 
 
 def maddpg(spec: EnvSpec, cfg: DDPGConfig, nets: critics.ActorCritic | None = None, **own_losses: Callable) -> Learner:
@@ -198,6 +161,41 @@ def default_nets(spec: EnvSpec, cfg: DDPGConfig) -> critics.ActorCritic:
     return critics.ActorCritic(actor, critic, critics.action_code(spec))
 
 
+def learner(nets: critics.ActorCritic, cfg: DDPGConfig, init: Callable, update_with: Callable) -> Learner:
+    """A learner that acts by `nets.actor`; the two functions are what `training` returns."""
+    code, explore, noise_scale = nets.code, _exploring(nets, cfg), exploration.over_env_steps(cfg, "noise")
+    actor_step, remember = networks.one_step(nets.actor), critics.memory(nets)
+
+    def init_carry(batch_shape):
+        noise = jnp.zeros((*batch_shape, *code.is_real.shape)) if _keeps_noise(nets, cfg) else ()
+        return {
+            "actor": nets.actor.init_carry(batch_shape),
+            "critic": nets.critic.init_carry(batch_shape),
+            "noise": noise,
+        }
+
+    def act(state, carry, obs, first, key):
+        actor, output = actor_step(state.params["actor"], carry["actor"], obs, first)
+        action, noise = explore(state, output, obs, first, carry["noise"], key)
+        critic = remember(state.params["critic"], carry["critic"], obs, action, first)
+        return action, {"actor": actor, "critic": critic, "noise": noise}, {}
+
+    def greedy(state, carry, obs, first):
+        actor, output = actor_step(state.params["actor"], carry["actor"], obs, first)
+        return code.decode(_deterministic(nets, output, obs)), {**carry, "actor": actor}
+
+    def update(state, batch, key):
+        shape = batch.steps.obs.agent_mask.shape + code.is_real.shape[1:]
+        if code.is_discrete:
+            return update_with(state, batch, None, jax.random.gumbel(key, shape))
+        smoothing = None if cfg.target_noise is None else jax.random.normal(key, shape)
+        state, metrics = update_with(state, batch, smoothing, None)
+        is_counted = state.env_steps is not None
+        return state, {**metrics, "noise": parts.as_metric(noise_scale(state))} if is_counted else metrics
+
+    return Learner(init, init_carry, act, greedy, update, learns_from="replay")
+
+
 def training(
     nets: critics.ActorCritic,
     cfg: DDPGConfig,
@@ -205,12 +203,17 @@ def training(
     targets=ddpg_targets,
     critic_loss=critics.critic_loss,
     actor_loss=ddpg_actor_loss,
+    is_of_team: bool = False,
 ):
-    """`Learner.init`, and `Learner.update` with its noise given: `(state, batch, target noise, actor noise)`."""
+    """`Learner.init`, and `Learner.update` with its noise given: `(state, batch, target noise, actor noise)`.
+
+    With `is_of_team`, the critic is one of all agents, so one optimiser moves it however parameters are shared.
+    """
     options = {"nets": nets, "cfg": cfg}
     critic_rate = optim.learning_rate(cfg, start=cfg.critic_learning_rate)
     actor_rate = optim.learning_rate(cfg, steps_per_update=1 / cfg.policy_delay)
-    optimizers = {"actor": parts.optimizer(cfg, actor_rate), "critic": parts.optimizer(cfg, critic_rate)}
+    critic_sharing = dataclasses.replace(cfg, sharing="shared") if is_of_team else cfg
+    optimizers = {"actor": parts.optimizer(cfg, actor_rate), "critic": parts.optimizer(critic_sharing, critic_rate)}
 
     def init(key):
         return critics.init_state(key, nets, optimizers, targets=("actor", "critic"))
@@ -244,6 +247,21 @@ def training(
         return new.replace(target_params=target_params, step=step), metrics
 
     return init, update
+
+
+def values_of_policy(params: Params, x: critics.Sequences, noise: Array | None) -> tuple[Array, Array]:
+    """The critics' value `[L, M, N]` of what actors do, as `cfg.actor_q` says, and a penalty for the size of logits."""
+    nets, cfg = x.nets, x.cfg
+    obs: Any = x.steps.obs
+    output = x.output(params)
+    if nets.code.is_discrete:
+        own = _relaxed(output, obs, noise, cfg.gumbel_temperature)
+        penalty = cfg.logit_coef * losses.masked_mean(output**2, obs.action_mask, axis=-1)
+    else:
+        own, penalty = _deterministic(nets, output, obs), jnp.zeros(())
+    q = x.values(params, own)
+    q = {"first": lambda q: q[0], "mean": lambda q: jnp.mean(q, 0), "min": losses.clipped_double_q}[cfg.actor_q](q)
+    return q, penalty
 
 
 def _exploring(nets: critics.ActorCritic, cfg: DDPGConfig) -> Callable:
@@ -286,7 +304,8 @@ def _relaxed(output: Array, obs: Any, gumbel: Array | None, temperature: Numeric
     return heads.gumbel_softmax(logits, gumbel, temperature, straight_through=True)
 
 
-def _checked(spec: EnvSpec, cfg: Any) -> DDPGConfig:
+def checked(spec: EnvSpec, cfg: Any) -> Any:
+    """The config, with what its critics read."""
     checks.validate(cfg, DDPGConfig, spec)
     checks.require(cfg, ("gumbel_temperature",), lambda x: x > 0, "be positive: logits are divided by it")
     return parts.with_critic_view(cfg, "obs")

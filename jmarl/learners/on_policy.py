@@ -58,16 +58,26 @@ def learn(
       key: source of the order.
       cfg: of the learner.
     """
+    return learn_sequences(minibatch_step, state, *sequences(batch, targets, cfg=cfg), key, cfg=cfg)
+
+
+def sequences(batch: Trajectory, targets: Any, *, cfg: Any) -> tuple[Trajectory, Any]:
+    """A rollout and its targets as the sequences `[L, M, ..]` that are shuffled, without what nobody reads then."""
     length = batching.sequence_length(cfg.recurrent, cfg.recurrent_length, len(batch.steps.first))
-    lean = batch.replace(steps=batch.steps.replace(next_obs=None, measured={}))  # nothing is shuffled that nobody reads
-    sequences, targets = batching.to_sequences(lean, targets, length)
-    state, metrics = batching.minibatch_epochs(
-        minibatch_step,
-        state,
-        sequences,
-        targets,
-        key,
-        num_epochs=cfg.num_epochs,
-        num_minibatches=cfg.num_minibatches,
-    )
+    lean = batch.replace(steps=batch.steps.replace(next_obs=None, measured={}))
+    return batching.to_sequences(lean, targets, length)
+
+
+def learn_sequences(
+    minibatch_step: Callable[[Any, Trajectory, Any], tuple[Any, Metrics]],
+    state: Any,
+    batch: Trajectory,
+    targets: Any,
+    key: PRNGKeyArray,
+    *,
+    cfg: Any,
+) -> tuple[Any, Metrics]:
+    """As `learn`, of what `sequences` returns."""
+    passes = {"num_epochs": cfg.num_epochs, "num_minibatches": cfg.num_minibatches}
+    state, metrics = batching.minibatch_epochs(minibatch_step, state, batch, targets, key, **passes)
     return state, jax.tree.map(jnp.mean, metrics)

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
-from jmarl import losses, optim, parallel
-from jmarl.types import EnvSpec, Params, Transition
+from jmarl import losses, masks, optim, parallel
+from jmarl.types import EnvSpec, Params, Trajectory, Transition
 
 
 def choose_nets(nets: Any, default_nets: Callable[[EnvSpec, Any], Any], spec: EnvSpec, cfg: Any) -> Any:
@@ -56,6 +56,16 @@ def rewards_and_ends(steps: Transition, kind: str) -> tuple[Array, Array]:
     team = losses.team_reward(steps.reward, kind), jnp.all(steps.terminated, axis=-1)
     reward, terminated = (jnp.broadcast_to(x[..., None], steps.reward.shape) for x in team)
     return reward, terminated
+
+
+def of_team(batch: Trajectory, kind: str) -> Trajectory:
+    """A batch in which everyone has the team's reward and return, and its weight: "sum" or "mean" is of rewards.
+
+    A step of the team counts as long as one of its agents' does. Whose actions count is still said by `agent_mask`.
+    """
+    reward, terminated = rewards_and_ends(batch.steps, kind)
+    weight = jnp.broadcast_to(jnp.max(masks.weight(batch), axis=-1, keepdims=True), reward.shape)
+    return batch.replace(steps=batch.steps.replace(reward=reward, terminated=terminated), weight=weight)
 
 
 def values_of_all(value: Array, counts: Array, kind: str) -> Array:

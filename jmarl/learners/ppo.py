@@ -18,7 +18,7 @@ References:
 """
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -29,15 +29,27 @@ from jaxtyping import Array, Float
 from jmarl import configs, losses, masks, normalize, optim
 from jmarl.configs import config
 from jmarl.learners import checks, on_policy, parts
-from jmarl.networks import actor_critic
-from jmarl.types import EnvSpec, Learner, Metrics, Moments, Numeric, Params, Policy, TrainState, Trajectory, static
+from jmarl.networks import actor_critic, mixers
+from jmarl.types import (
+    EnvSpec,
+    Learner,
+    Metrics,
+    Mixer,
+    Moments,
+    Numeric,
+    Params,
+    Policy,
+    TrainState,
+    Trajectory,
+    static,
+)
 
 CriticView = Literal["auto", "obs", "state", "state_id", "state_obs"]
 
 
 @config
-class PPOConfig(configs.OptimizerConfig, configs.RolloutConfig, configs.NetworkConfig):
-    """Hyperparameters of IPPO and MAPPO.
+class SurrogateConfig(configs.OptimizerConfig, configs.RolloutConfig, configs.NetworkConfig):
+    """What learners that clip a surrogate share.
 
     A critic of the "state" is one network with an output for each agent, evaluated once per environment; "state_id"
     appends the agent's one-hot id, "state_obs" its view and id, and both are evaluated for each agent.
@@ -49,7 +61,6 @@ class PPOConfig(configs.OptimizerConfig, configs.RolloutConfig, configs.NetworkC
     ent_coef: Numeric = 0.01  # weight of the entropy bonus
     ent_coef_end: Numeric = 0.0  # its value (or floor) at the end of ent_coef_schedule
     ent_coef_schedule: configs.Schedule = static("constant")  # its course over the run, in optimiser steps
-    vf_coef: Numeric = 0.5  # weight of the value loss
     value_clip_eps: Numeric | None = None  # clips the value's change as PPO2 does; None: no clipping
     huber_delta: Numeric | None = None  # Huber value loss beyond this error; None: squared error
     normalize_advantage: Literal["all", "agent", "none"] = static("all")  # over all who act, or for each agent alone
@@ -57,13 +68,24 @@ class PPOConfig(configs.OptimizerConfig, configs.RolloutConfig, configs.NetworkC
     value_norm_beta: Numeric = 0.99  # memory of the running moments, per iteration
     critic_learning_rate: Numeric | None = None  # the critic's own; None: learning_rate
     max_grad_norm: Numeric | None = 0.5
-    clip_separately: bool = static(False)  # actor's and critic's gradients have norms of their own
-    target_kl: Numeric | None = None  # an iteration stops learning beyond this KL to the old policy; None: never
     cell_size: int = static(128)
     activation: configs.Activation = static("tanh")
     critic_view: CriticView = static("auto")  # what the critic reads; auto: obs, and the state for MAPPO and MAA2C
-    shared_torso: bool = static(False)  # one torso for actor and critic of the agent's own view
     action_distribution: Literal["auto", "categorical", "gaussian", "tanh_normal"] = static("auto")  # of the policy
+
+
+@config
+class PPOConfig(SurrogateConfig):
+    """Hyperparameters of IPPO and MAPPO.
+
+    A critic of the "state" is one network with an output for each agent, evaluated once per environment; "state_id"
+    appends the agent's one-hot id, "state_obs" its view and id, and both are evaluated for each agent.
+    """
+
+    vf_coef: Numeric = 0.5  # weight of the value loss
+    clip_separately: bool = static(False)  # actor's and critic's gradients have norms of their own
+    target_kl: Numeric | None = None  # an iteration stops learning beyond this KL to the old policy; None: never
+    shared_torso: bool = static(False)  # one torso for actor and critic of the agent's own view
 
 
 @config
@@ -93,7 +115,7 @@ class PPOTargets:
 
 
 def ppo_targets(
-    params: Params, batch: Trajectory, moments: dict[str, Moments] | None = None, *, nets: Policy, cfg: PPOConfig
+    params: Params, batch: Trajectory, moments: dict[str, Moments] | None = None, *, nets: Policy, cfg: SurrogateConfig
 ) -> tuple[PPOTargets, dict[str, Moments], Metrics]:
     """Advantages and value targets of a rollout, on the scales that the loss reads.
 
@@ -183,7 +205,7 @@ def ippo(spec: EnvSpec, cfg: PPOConfig, nets: Policy | None = None, *, targets=p
     """
     cfg = _checked(spec, cfg)
     nets = parts.choose_nets(nets, default_policy, spec, cfg)
-    learning_rate, ent_coef = _schedules(cfg)
+    learning_rate, ent_coef = schedules(cfg)
     optimizer = _optimizer(cfg, learning_rate)
 
     def init(key):
@@ -228,7 +250,7 @@ def mappo(spec: EnvSpec, cfg: PPOConfig, nets: Policy | None = None, *, targets=
 
 def ia2c(spec: EnvSpec, cfg: A2CConfig, nets: Policy | None = None, *, targets=ppo_targets, loss=ppo_loss) -> Learner:
     """Independent advantage actor-critic: `ippo` with one step on each rollout, where nothing is clipped."""
-    return ippo(spec, _require_one_step(cfg), nets, targets=targets, loss=loss)
+    return ippo(spec, require_one_step(cfg), nets, targets=targets, loss=loss)
 
 
 def maa2c(spec: EnvSpec, cfg: A2CConfig, nets: Policy | None = None, *, targets=ppo_targets, loss=ppo_loss) -> Learner:
@@ -239,21 +261,22 @@ def maa2c(spec: EnvSpec, cfg: A2CConfig, nets: Policy | None = None, *, targets=
 # ----------------------------------------------------------------------------------------------------- the parts
 
 
-def default_policy(spec: EnvSpec, cfg: PPOConfig) -> Policy:
-    """The policy that `cfg` describes."""
+def default_policy(spec: EnvSpec, cfg: PPOConfig, mixer: Mixer | None = None) -> Policy:
+    """The policy that `cfg` describes; with a mixer, its value is the team's, made of those of the agents."""
+    of_team = (lambda net: net) if mixer is None else (lambda net: mixers.mixed(net, mixer))
     cfg = parts.with_critic_view(cfg, "obs")
     model, head = actor_critic.from_config(cfg)
     output, distribution = actor_critic.policy_output(spec, head, cfg.action_distribution)
     value = lambda size: (head(size, scale=1.0),)  # noqa: E731
     if cfg.shared_torso:
         both = actor_critic.of_own_view(spec, lambda size: (output(size), *value(1)), model, cfg.sharing)
-        return actor_critic.shared_torso(both, distribution)
+        return actor_critic.shared_torso(of_team(both), distribution)
     actor = actor_critic.of_own_view(spec, lambda size: (output(size),), model, cfg.sharing)
     critic = actor_critic.of_state_or_view(spec, value, model, cfg.sharing, cfg.critic_view)
-    return actor_critic.separate(actor, critic, distribution)
+    return actor_critic.separate(actor, of_team(critic), distribution)
 
 
-def _schedules(cfg: PPOConfig) -> tuple[optim.Schedule, optim.Schedule]:
+def schedules(cfg: SurrogateConfig) -> tuple[optim.Schedule, optim.Schedule]:
     """The learning rate and the weight of the entropy bonus, of optimiser steps."""
     steps_per_update = cfg.num_epochs * cfg.num_minibatches
     ent_coef = optim.over_run(
@@ -295,7 +318,8 @@ def _unless(stopped: Array, old: TrainState, new: TrainState) -> TrainState:
     return jax.tree.map(choose, old, new, is_leaf=is_count).replace(step=new.step)
 
 
-def _require_one_step(cfg: PPOConfig) -> PPOConfig:
+def require_one_step(cfg: Any) -> Any:
+    """The config of advantage actor-critic: one with several steps on a rollout is refused."""
     if cfg.num_epochs * cfg.num_minibatches != 1:
         raise ValueError(
             f"Advantage actor-critic takes one step on each rollout, but num_epochs={cfg.num_epochs} and "

@@ -34,6 +34,7 @@ from jmarl.types import (
     Numeric,
     Observation,
     Params,
+    Replaceable,
     TrainState,
     Trajectory,
     static,
@@ -43,7 +44,7 @@ Aux = tuple[Metrics, dict[str, Moments]]  # what a loss tells beside its scalar
 
 
 @config
-class QConfig(configs.OptimizerConfig, configs.EpsilonConfig, configs.NetworkConfig):
+class QConfig(configs.OptimizerConfig, configs.EpsilonConfig, configs.QNetworkConfig):
     """Hyperparameters of IQL."""
 
     gamma: Numeric = 0.99  # discount of future rewards
@@ -71,14 +72,25 @@ class VDNConfig(QConfig):
 
 
 @config
-class QMIXConfig(VDNConfig):
-    """Hyperparameters of QMIX: those of VDN and of the mixer."""
+class HypernetConfig(Replaceable):
+    """Mixers whose weights other networks make from the state."""
 
-    mixer_embed_size: int = static(mixers.QMIX.embed_size)  # width of the mixing layer
     mixer_hypernet_sizes: tuple[int, ...] = static(mixers.QMIX.hypernet_sizes)  # hidden layers of its hypernetworks
     mixer_scale: float = static(
         mixers.QMIX.scale
     )  # variance of the hypernetworks' first outputs, small to start near 0
+
+
+@config
+class MonotonicConfig(HypernetConfig):
+    """The mixer of QMIX."""
+
+    mixer_embed_size: int = static(mixers.QMIX.embed_size)  # width of the mixing layer
+
+
+@config
+class QMIXConfig(MonotonicConfig, VDNConfig):
+    """Hyperparameters of QMIX: those of VDN and of the mixer."""
 
 
 class QNets(NamedTuple):
@@ -350,13 +362,17 @@ def targets_of(
     return jax.lax.stop_gradient(target), moments
 
 
-def agent_network(spec: EnvSpec, cfg: configs.NetworkConfig) -> Network:
+def agent_network(spec: EnvSpec, cfg: configs.QNetworkConfig) -> Network:
     """The agents' network that `cfg` describes: from each one's view to a value of each action."""
     model, output = actor_critic.from_config(cfg)
-    return actor_critic.of_own_view(spec, lambda num_actions: (output(num_actions),), model, cfg.sharing)
+
+    def outputs(num_actions):
+        return (networks.Dueling(output(1), output(num_actions)) if cfg.dueling else output(num_actions),)
+
+    return actor_critic.of_own_view(spec, outputs, model, cfg.sharing)
 
 
-def monotonic_mixer(spec: EnvSpec, cfg: QMIXConfig) -> Mixer:
+def monotonic_mixer(spec: EnvSpec, cfg: MonotonicConfig) -> Mixer:
     """The QMIX mixer that `cfg` describes."""
     module = mixers.QMIX(cfg.mixer_embed_size, cfg.mixer_hypernet_sizes, cfg.mixer_embed_size, cfg.mixer_scale)
     return mixers.mixer(module, spec)
@@ -379,7 +395,7 @@ def _checked(spec: EnvSpec, cfg: QConfig, cls: type, nets: QNets | None) -> Any:
     cfg = configs.extended(cfg, cls)
     checks.validate(cfg, cls, spec)
     checks.require_discrete(spec, "Q-learning takes the best of finitely many actions")
-    of_others = {QConfig: VDNConfig, VDNConfig: QMIXConfig}.get(cls)
+    of_others: Any = {QConfig: VDNConfig, VDNConfig: HypernetConfig}.get(cls)
     if of_others is not None and isinstance(cfg, of_others):
         raise TypeError(f"cfg is {type(cfg).__name__} here, and this algorithm takes {cls.__name__}: {cls.__name__}().")
     if nets is not None and (nets.mixer is None) != (cls is QConfig):

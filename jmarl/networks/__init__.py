@@ -4,7 +4,7 @@ from jmarl.networks import actor_critic, heads, mixers
 from jmarl.networks.initializers import INITIALIZERS, orthogonal
 from jmarl.networks.recurrent import CELLS, GRU, LSTM, gru_scan
 from jmarl.networks.sharing import SHARING, ensemble, network, one_step, per_agent, per_group, share, shared
-from jmarl.networks.torsos import ACTIVATIONS, CNN, MLP, Model, Output
+from jmarl.networks.torsos import ACTIVATIONS, CNN, MLP, Dueling, Model, Output
 
 __all__ = [
     "ACTIVATIONS",
@@ -15,6 +15,7 @@ __all__ = [
     "LSTM",
     "MLP",
     "SHARING",
+    "Dueling",
     "Model",
     "Output",
     "actor_critic",

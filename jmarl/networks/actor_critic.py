@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from jmarl import configs
 from jmarl.networks import heads
-from jmarl.networks.sharing import network, one_step, share
+from jmarl.networks.sharing import groups_of, network, one_step, share
 from jmarl.networks.torsos import Model, Output
 from jmarl.types import EnvSpec, Network, Observation, Policy
 
@@ -34,9 +35,13 @@ class GaussianOutput(nn.Module):
         return mean, jnp.broadcast_to(log_std, mean.shape)
 
 
-def from_config(cfg: Any) -> tuple[Build, Build]:
+def from_config(cfg: configs.NetworkConfig) -> tuple[Build, Build]:
     """`model` and `head` as a learner's config describes them: cell, widths, activation, normalisation, initialiser."""
-    common = {"activation": cfg.activation, "layer_norm": cfg.layer_norm, "kernel_init": cfg.kernel_init}
+    common: dict[str, Any] = {
+        "activation": cfg.activation,
+        "layer_norm": cfg.layer_norm,
+        "kernel_init": cfg.kernel_init,
+    }
     model = functools.partial(
         Model,
         hidden_sizes=cfg.hidden_sizes,
@@ -184,6 +189,11 @@ def of_own_view(spec: EnvSpec, outputs: Callable[[int], tuple[nn.Module, ...]], 
 
     net = share(sharing, build, input_shapes=_view_shapes(spec), output_sizes=_action_sizes(spec))
     return net._replace(apply=lambda params, carry, obs, first: net.apply(params, carry, obs.agents, first))
+
+
+def groups(spec: EnvSpec) -> tuple[int, ...]:
+    """The group of each agent where `sharing="per_group"`: agents of equal views and actions are one."""
+    return groups_of(list(zip(_view_shapes(spec), _action_sizes(spec), strict=True)))
 
 
 def _require_readable(spec: EnvSpec, view: str, images: bool) -> None:

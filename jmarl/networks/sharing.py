@@ -152,8 +152,17 @@ def share(
         return shared(network(build(max(output_sizes)), widest), num_agents)
     if sharing == "per_agent":
         return per_agent(network(build(max(output_sizes)), widest), num_agents)
-    kinds = list(sizes if kinds is None else kinds)
-    firsts = [i for i, kind in enumerate(kinds) if kinds.index(kind) == i]  # the first agent of each group
+    groups = groups_of(sizes if kinds is None else kinds)
+    firsts = [groups.index(g) for g in range(max(groups) + 1)]  # the first agent of each group
     nets = [network(build(output_sizes[i]), input_shapes[i]) for i in firsts]
-    groups = [firsts.index(kinds.index(kind)) for kind in kinds]
     return per_group(nets, groups, [input_shapes[i][-1] for i in firsts])
+
+
+def groups_of(kinds: Sequence[Any]) -> tuple[int, ...]:
+    """The group of each agent: those of one kind are one, in the order in which kinds appear.
+
+    >>> groups_of(["cat", "dog", "cat"])
+    (0, 1, 0)
+    """
+    known = list(dict.fromkeys(kinds))
+    return tuple(known.index(kind) for kind in kinds)

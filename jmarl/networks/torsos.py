@@ -85,6 +85,27 @@ class Output(nn.Module):
         return nn.Dense(self.size, kernel_init=INITIALIZERS[self.kernel_init](self.scale), name="out")(x)
 
 
+class Dueling(nn.Module):
+    """Values of actions as `V + A - mean A`: `[.., F] -> [.., A]`.
+
+    Attributes:
+      value: output layer of one number, V.
+      advantage: output layer of a number for each action, A.
+
+    References:
+      Wang et al., 2016, Dueling Network Architectures for Deep Reinforcement Learning, eq. 9
+      (https://arxiv.org/abs/1511.06581).
+    """
+
+    value: nn.Module
+    advantage: nn.Module
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*batch F"]) -> Float[Array, "*batch A"]:
+        advantage = self.advantage(x)
+        return self.value(x) + advantage - jnp.mean(advantage, axis=-1, keepdims=True)
+
+
 class Model(nn.Module):
     """Torso, optional recurrent cell, and one or more outputs that share them.
 

@@ -1,0 +1,337 @@
+"""Agents that learn one after the other, each knowing what those before it have become: HAPPO and HAA2C.
+
+In an order that is drawn anew for every rollout, each agent maximises PPO's surrogate of an advantage that is weighted
+by how much likelier the agents before it have made their own actions:
+
+    L_m(θ_m) = mean[ -min(ρ_m M, clip(ρ_m, 1 ± ε) M) ],   M = A(s, a) Π_{j before m} ρ_j,   ρ_j = π_j / π_j_old.
+
+What an agent gains is then gained by the team: the joint surrogate, the mean of A Π ρ, does
+not fall from turn to turn, which agents that move at once cannot promise. Rewards are the team's, and a critic of the
+state gives the advantage. With one step on each rollout, where ρ_m = 1, this is HAA2C; with one agent HAPPO is PPO.
+
+Parameters are each agent's own. In equal shapes (`sharing="per_agent"`) the turns are one `lax.scan` over a permutation
+of stacked parameters: as many network passes as PPO makes, and one more for each M. Where shapes differ
+(`sharing="per_group"`), agents of a group share theirs and move at once, the groups one after the other, and each turn
+passes through all groups; under `vmap` over seeds it computes the turns of all of them and keeps one.
+
+References:
+  Kuba et al., 2022, Trust Region Policy Optimisation in Multi-Agent Reinforcement Learning, alg. 4
+    (https://arxiv.org/abs/2109.11251).
+  Zhong et al., 2024, Heterogeneous-Agent Reinforcement Learning (https://arxiv.org/abs/2304.09870).
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool
+
+from jmarl import configs, losses, masks, normalize, optim
+from jmarl.configs import config
+from jmarl.learners import checks, on_policy, parts, ppo
+from jmarl.learners.ppo import PPOTargets, ppo_targets
+from jmarl.networks import actor_critic
+from jmarl.types import EnvSpec, Learner, Metrics, Network, Params, TrainState, Trajectory, static
+
+
+@config
+class HAPPOConfig(ppo.SurrogateConfig):
+    """Hyperparameters of HAPPO. Advantages are normalised over the whole rollout."""
+
+    team_reward: configs.TeamReward = static("sum")  # of the agents' rewards
+    sharing: configs.Sharing = static("per_agent")
+    critic_view: Literal["auto", "state", "state_id"] = static("auto")  # what the critic reads; auto: state
+    num_minibatches: int = static(1)
+
+
+@config
+class HAA2CConfig(HAPPOConfig):
+    """Hyperparameters of HAA2C: those of HAPPO, one step on each rollout. `clip_eps` changes nothing."""
+
+    num_epochs: int = static(1)
+    normalize_advantage: Literal["all", "agent", "none"] = static("none")
+
+
+class HANets(NamedTuple):
+    """Actors with parameters of their own, and a critic.
+
+    Attributes:
+      actor: a network over observations, to what `distribution` reads. Parameters of `sharing="per_agent"` have a
+        leading axis N, and the same function serves any number of agents; those of "per_group" are {"group_0": ..}.
+      critic: a network over observations whose output is a value for each agent, `[L, M, N]`.
+      distribution: `(actor's output, action_mask) -> distribution` over actions.
+    """
+
+    actor: Network
+    critic: Network
+    distribution: Callable[[Any, Array | None], Any]
+
+
+class Player(NamedTuple):
+    """Who moves in one turn: an agent, or a group of agents that share parameters.
+
+    Attributes:
+      evaluate: `(its parameters, batch) -> (log_prob, entropy)`, `[L, M, N]`; those of its members are meant.
+      members: `[N]`, which agents it is.
+    """
+
+    evaluate: Callable[[Params, Trajectory], tuple[Array, Array]]
+    members: Bool[Array, "N"]
+
+
+def happo_loss(
+    params: Params, batch: Trajectory, targets: PPOTargets, *, nets: Player, cfg: HAPPOConfig
+) -> tuple[Array, Metrics]:
+    """Clipped surrogate and entropy bonus of one player's members where they act.
+
+    Args:
+      params: of the player alone.
+      batch: sequences.
+      targets: of the same steps; the advantage is M, weighted by those who moved before.
+      nets: the player.
+      cfg: its leaves may be tracers.
+
+    Returns:
+      A scalar and its parts.
+    """
+    acting = jnp.where(nets.members, masks.acting(batch), 0.0)
+    log_prob, entropy = nets.evaluate(params, batch)
+    # What is none of this player's has no slope: it may not even be a number.
+    log_prob = jnp.where(nets.members, log_prob, targets.log_prob)
+    surrogate = losses.clipped_surrogate(log_prob, targets.log_prob, targets.advantage, cfg.clip_eps)
+    actor_loss = parts.mean_loss(surrogate, acting)
+    mean_entropy = parts.mean_loss(jnp.where(nets.members, entropy, 0.0), acting)
+    loss = actor_loss - cfg.ent_coef * mean_entropy
+    is_far = jnp.abs(jnp.exp(log_prob - targets.log_prob) - 1) > cfg.clip_eps
+    return loss, {
+        "loss/actor": actor_loss,
+        "policy/entropy": mean_entropy,
+        "policy/approx_kl": parts.mean_loss(losses.approx_kl(log_prob, targets.log_prob), acting),
+        "policy/clip_fraction": parts.mean_loss(is_far.astype(surrogate.dtype), acting),
+    }
+
+
+def happo_critic_loss(
+    params: Params, batch: Trajectory, targets: PPOTargets, *, nets: HANets, cfg: HAPPOConfig
+) -> tuple[Array, Metrics]:
+    """Value loss of the team's steps that count. As for `happo_loss`, of all networks and the critic's parameters."""
+    _, value = nets.critic.apply(params, batch.carry["critic"], batch.steps.obs, batch.steps.first)
+    error = losses.value_loss(
+        value, targets.value_target, old_value=targets.value, clip_eps=cfg.value_clip_eps, huber_delta=cfg.huber_delta
+    )
+    loss = parts.mean_loss(error, masks.weight(batch))
+    return loss, {"loss/critic": loss}
+
+
+def happo(
+    spec: EnvSpec,
+    cfg: HAPPOConfig,
+    nets: HANets | None = None,
+    *,
+    targets=ppo_targets,
+    loss=happo_loss,
+    critic_loss=happo_critic_loss,
+) -> Learner:
+    """HAPPO: PPO for a team whose agents learn one after the other, each with parameters of its own.
+
+    Args:
+      spec: of the environment.
+      cfg: hyperparameters.
+      nets: your own networks; by default `default_nets(spec, cfg)`.
+      targets, loss, critic_loss: your own in place of `ppo_targets`, `happo_loss` and `happo_critic_loss`, with the
+        same arguments and results. Advantages of targets are normalised, and weighted by who moved before, afterwards.
+
+    >>> from jmarl import envs
+    >>> env = envs.matrix_game([[8.0, -12.0], [-12.0, 0.0]])
+    >>> state = happo(env.spec, HAPPOConfig(hidden_sizes=(8,))).init(jax.random.key(0))
+    >>> state.params["actor"]["torso"]["Dense_0"]["kernel"].shape  # of two agents
+    (2, 1, 8)
+    """
+    _check(spec, cfg)
+    nets = parts.choose_nets(nets, default_nets, spec, cfg)
+    policy = actor_critic.separate(nets.actor, nets.critic, nets.distribution)
+    learning_rate, ent_coef = ppo.schedules(cfg)
+    steps_per_update = cfg.num_epochs * cfg.num_minibatches
+    critic_rate = optim.learning_rate(cfg, start=cfg.critic_learning_rate, steps_per_update=steps_per_update)
+    one_optimizer = functools.partial(optim.optimizer, eps=cfg.adam_eps, max_grad_norm=cfg.max_grad_norm)
+    critic_optimizer = one_optimizer(critic_rate)
+    players = (_own if cfg.sharing == "per_agent" else _groups)(spec, nets, one_optimizer(learning_rate))
+
+    def init(key):
+        params = policy.init(key)
+        opt_state = {"actor": players.init(params["actor"]), "critic": critic_optimizer.init(params["critic"])}
+        moments = {"value": normalize.init()} if cfg.normalize_value else {}
+        return TrainState(params=params, opt_state=opt_state, step=jnp.int32(0), moments=moments)
+
+    def act(state, carry, obs, first, key):
+        carry, action, measured = policy.sample(state.params, carry, obs, first, key)
+        return action, carry, measured
+
+    def greedy(state, carry, obs, first):
+        carry, action = policy.mode(state.params, carry, obs, first)
+        return action, carry
+
+    def turn(player, batch, target, carry, key):
+        """One player's passes over the rollout; then what it has become weighs on those that follow."""
+        actors, opt_states, log_ratio, start = carry
+        one = players.player(actors, player)
+        weighted = target.replace(advantage=target.advantage * jnp.exp(log_ratio)[..., None])
+
+        def minibatch_step(state, batch, target):
+            params, opt_state, step = state
+            current = dataclasses.replace(cfg, ent_coef=ent_coef(step))
+            params, opt_state, metrics, norm = parts.improve(
+                players.optimizer, lambda params: loss(params, batch, target, nets=one, cfg=current), params, opt_state
+            )
+            return (params, opt_state, step + 1), {**metrics, "loss/grad_norm": norm}
+
+        first = players.take(actors, player), players.take(opt_states, player), start
+        (params, opt_state, _), metrics = on_policy.learn_sequences(
+            minibatch_step, first, batch, weighted, key, cfg=cfg
+        )
+        moved = jnp.where(one.members & (masks.acting(batch) > 0), one.evaluate(params, batch)[0] - target.log_prob, 0)
+        actors, opt_states = players.put(actors, params, player), players.put(opt_states, opt_state, player)
+        return (actors, opt_states, log_ratio + jnp.sum(moved, axis=-1), start), metrics
+
+    def critic_step(carry, batch, target):
+        params, opt_state, metrics, norm = parts.improve(
+            critic_optimizer, lambda params: critic_loss(params, batch, target, nets=nets, cfg=cfg), *carry
+        )
+        return (params, opt_state), {**metrics, "loss/critic_grad_norm": norm}
+
+    def update(state, batch, key):
+        batch = parts.of_team(masks.readable_batch(batch), cfg.team_reward)
+        target, moments, seen = targets(state.params, batch, state.moments, nets=policy, cfg=cfg)
+        if cfg.normalize_advantage != "none":
+            axis = (0, 1) if cfg.normalize_advantage == "agent" else None
+            advantage = losses.masked_normalize(target.advantage, masks.acting(batch) > 0, axis=axis)
+            target = target.replace(advantage=advantage)
+        batch, target = on_policy.sequences(batch, target, cfg=cfg)
+        key_critic, key_order, key_turns = jax.random.split(key, 3)
+        critic, critic_metrics = on_policy.learn_sequences(
+            critic_step, (state.params["critic"], state.opt_state["critic"]), batch, target, key_critic, cfg=cfg
+        )
+        order = jax.random.permutation(key_order, players.num)
+        start = state.params["actor"], state.opt_state["actor"], jnp.zeros_like(target.advantage[..., 0]), state.step
+        (actors, opt_states, log_ratio, _), metrics = jax.lax.scan(
+            lambda carry, x: players.switch(lambda player: turn(player, batch, target, carry, x[1]), x[0]),
+            start,
+            (order, jax.random.split(key_turns, players.num)),
+        )
+        state = state.replace(
+            params={"actor": actors, "critic": critic[0]},
+            opt_state={"actor": opt_states, "critic": critic[1]},
+            step=state.step + steps_per_update,
+            moments=moments,
+        )
+        somebody_acts = jnp.any(masks.acting(batch) > 0, axis=-1)
+        metrics = {**jax.tree.map(jnp.mean, metrics), **critic_metrics, **seen}
+        metrics["policy/joint_ratio"] = losses.masked_mean(jnp.exp(log_ratio), somebody_acts)
+        return state, {**metrics, "learning_rate": parts.as_metric(learning_rate(state.step))}
+
+    return Learner(init, policy.init_carry, act, greedy, update, learns_from="rollouts")
+
+
+def haa2c(
+    spec: EnvSpec,
+    cfg: HAA2CConfig,
+    nets: HANets | None = None,
+    *,
+    targets=ppo_targets,
+    loss=happo_loss,
+    critic_loss=happo_critic_loss,
+) -> Learner:
+    """HAA2C: `happo` with one step on each rollout, where nothing is clipped. Arguments as for `happo`."""
+    checks.validate(cfg, HAA2CConfig, spec)
+    return happo(spec, ppo.require_one_step(cfg), nets, targets=targets, loss=loss, critic_loss=critic_loss)
+
+
+# ----------------------------------------------------------------------------------------------------- the parts
+
+
+def default_nets(spec: EnvSpec, cfg: HAPPOConfig) -> HANets:
+    """The networks that `cfg` describes."""
+    cfg = parts.with_critic_view(cfg, "state")
+    model, head = actor_critic.from_config(cfg)
+    output, distribution = actor_critic.policy_output(spec, head, cfg.action_distribution)
+    actor = actor_critic.of_own_view(spec, lambda size: (output(size),), model, cfg.sharing)
+    critic = actor_critic.of_state_or_view(
+        spec, lambda size: (head(size, scale=1.0),), model, cfg.sharing, cfg.critic_view
+    )
+    return HANets(actor, critic, distribution)
+
+
+class _Players(NamedTuple):
+    """All players, by number: how each one's parameters are read and written, and what it is."""
+
+    num: int
+    optimizer: Any  # of one player
+    init: Callable[[Params], Any]  # states of the optimisers of all
+    take: Callable[[Any, Any], Any]  # (of all, player) -> its own
+    put: Callable[[Any, Any, Any], Any]  # (of all, its own, player) -> of all
+    player: Callable[[Params, Any], Player]  # (actors, player)
+    switch: Callable[[Callable[[Any], Any], Array], Any]  # (what to do with a player, its number, which may be traced)
+
+
+def _own(spec: EnvSpec, nets: HANets, optimizer: Any) -> _Players:
+    """Each agent by itself: parameters stacked along N, so that one function serves any agent."""
+    num_agents, optimizer = spec.num_agents, optim.per_agent(optimizer)
+
+    def take(tree, i, axis=0):
+        return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, i, 1, axis), tree)
+
+    def put(tree, own, i):
+        return jax.tree.map(lambda x, y: jax.lax.dynamic_update_slice_in_dim(x, y, i, 0), tree, own)
+
+    def player(actors, i):
+        def evaluate(params, batch):
+            obs, action, first = batch.steps.obs, batch.steps.action, batch.steps.first
+            seen = obs.replace(agents=take(obs.agents, i, 2), agent_mask=take(obs.agent_mask, i, 2))
+            seen = seen.replace(action_mask=None if obs.action_mask is None else take(obs.action_mask, i, 2))
+            _, output = nets.actor.apply(params, take(batch.carry["actor"], i, 1), seen, first)
+            # For everyone, since distributions know agents by their place.
+            shape = obs.agent_mask.shape
+            output = jax.tree.map(lambda x: jnp.broadcast_to(x, (*shape, x.shape[-1])), output)
+            pi = nets.distribution(output, obs.action_mask)
+            return pi.log_prob(action), pi.entropy()
+
+        return Player(evaluate, jnp.arange(num_agents) == i)
+
+    return _Players(num_agents, optimizer, optimizer.init, take, put, player, lambda turn, i: turn(i))
+
+
+def _groups(spec: EnvSpec, nets: HANets, optimizer: Any) -> _Players:
+    """Groups of agents, of parameters in different shapes: a branch for each of them."""
+    groups = actor_critic.groups(spec)
+    names = [f"group_{g}" for g in range(max(groups) + 1)]
+
+    def player(actors, g):
+        def evaluate(params, batch):
+            obs, action, first = batch.steps.obs, batch.steps.action, batch.steps.first
+            _, output = nets.actor.apply({**actors, names[g]: params}, batch.carry["actor"], obs, first)
+            pi = nets.distribution(output, obs.action_mask)
+            return pi.log_prob(action), pi.entropy()
+
+        return Player(evaluate, jnp.asarray(groups) == g)
+
+    return _Players(
+        num=len(names),
+        optimizer=optimizer,
+        init=lambda actors: {name: optimizer.init(actors[name]) for name in names},
+        take=lambda tree, g: tree[names[g]],
+        put=lambda tree, own, g: {**tree, names[g]: own},
+        player=player,
+        switch=lambda turn, g: jax.lax.switch(g, [functools.partial(turn, g) for g in range(len(names))]),
+    )
+
+
+def _check(spec: EnvSpec, cfg: HAPPOConfig) -> None:
+    checks.validate(cfg, HAPPOConfig, spec)
+    if cfg.sharing == "shared":
+        raise ValueError(
+            "sharing='shared' leaves nobody to learn after another: choose 'per_agent', or 'per_group' for agents of "
+            "different sizes; with one network for all, use mappo."
+        )
