@@ -19,6 +19,9 @@ class WorkerFailed(RuntimeError):
     """An environment raised in a worker: its traceback, as text."""
 
 
+_START_S = 120.0  # until the first answer: a new process imports what its environments need
+
+
 class _Lost(Exception):
     """A worker died, or does not answer."""
 
@@ -118,6 +121,7 @@ class _Worker:
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, make), daemon=True)
         self._process.start()
+        self._has_started = False
         theirs.close()
 
     def send(self, question: tuple[Any, ...]) -> None:
@@ -125,10 +129,12 @@ class _Worker:
             self._pipe.send(question)
 
     def receive(self, timeout_s: float) -> list[Any]:
+        limit_s = timeout_s if self._has_started else max(timeout_s, _START_S)
         try:
-            if not self._pipe.poll(timeout_s):
-                raise _Lost(f"has not answered for {timeout_s:g} seconds")
+            if not self._pipe.poll(limit_s):
+                raise _Lost(f"has not answered for {limit_s:g} seconds")
             is_answer, content = self._pipe.recv()
+            self._has_started = True
         except (EOFError, OSError):
             raise _Lost("has died") from None
         if not is_answer:
