@@ -183,9 +183,7 @@ def _widths(spec: EnvSpec, index: Sequence[int]) -> list[int]:
     return [(spec.obs_sizes or spec.obs_shape * spec.num_agents)[i] for i in index]
 
 
-def _view_of(
-    spec: EnvSpec, index: Sequence[int], reads: Literal["state", "team"]
-) -> Callable[[Observation], Observation]:
+def _view_of(spec: EnvSpec, index: Sequence[int], reads: Reads) -> Callable[[Observation], Observation]:
     """What one team sees of an observation."""
     members, team = np.asarray(index), spec_of(spec, index, reads)
     widths = _widths(spec, index) if reads == "team" else []

@@ -10,6 +10,7 @@ import optax
 from jaxtyping import Array
 
 from jmarl import losses, masks, optim, parallel
+from jmarl.learners import replay
 from jmarl.types import EnvSpec, Params, Trajectory, Transition
 
 
@@ -64,7 +65,7 @@ def of_team(batch: Trajectory, kind: str) -> Trajectory:
     A step of the team counts as long as one of its agents' does. Whose actions count is still said by `agent_mask`.
     """
     reward, terminated = rewards_and_ends(batch.steps, kind)
-    weight = jnp.broadcast_to(jnp.max(masks.weight(batch), axis=-1, keepdims=True), reward.shape)
+    weight = jnp.broadcast_to(replay.team_weight(masks.weight(batch))[..., None], reward.shape)
     return batch.replace(steps=batch.steps.replace(reward=reward, terminated=terminated), weight=weight)
 
 
