@@ -17,6 +17,7 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
+from jmarl import sum_tree
 from jmarl.types import Buffer, Carry, Numeric, Observation, Trajectory, Transition
 
 __all__ = ["Replay", "memory", "prioritized", "uniform"]
@@ -36,7 +37,7 @@ class Replay:
         modulo C.
       open: number of the sequence that each environment is writing.
       position: where in it its next step goes.
-      priority: sampling weight of each sequence; () for uniform sampling.
+      priority: p^α of each sequence, a `jmarl.sum_tree`; () for uniform sampling.
     """
 
     steps: Transition
@@ -87,8 +88,8 @@ def prioritized(
     """Sequence i is drawn with P(i) = pᵢ^α / Σ p^α and counts (N P(i))^-β, relative to the largest weight in the batch.
 
     Whatever is added to a sequence gives it the highest priority among those kept. The sample is stratified: one from
-    each M-th of the distribution. No P(i) is less than twice the resolution of floats, 2.4e-7: however small a
-    priority, its sequence can be drawn.
+    each M-th of the distribution. Adding, drawing and new priorities cost O(log C). However small a priority, its
+    sequence can be drawn: see `jmarl.sum_tree.draw`.
 
     Args:
       capacity: C, sequences kept.
@@ -107,21 +108,17 @@ def prioritized(
             raise ValueError(f"{name}={value} must not be negative: choose 0 for none of its effect.")
 
     def init(rollout):
-        return dataclasses.replace(_init(rollout, capacity, sequence_length), priority=jnp.zeros(capacity))
+        return dataclasses.replace(_init(rollout, capacity, sequence_length), priority=sum_tree.init(capacity))
 
     def sample(state, key):
-        share = _shares(state.priority, priority_exponent)
-        total = jnp.cumsum(share)
-        size = jnp.minimum(state.count, capacity)
-        # The smallest float above 0 keeps sequences of no priority out where rounding lands on an edge.
-        strata = jnp.arange(batch_size) + jax.random.uniform(key, (batch_size,), minval=jnp.finfo(total.dtype).tiny)
-        index = jnp.minimum(jnp.searchsorted(total, strata * total[-1] / batch_size), size - 1)
-        importance = (size * share[index] / total[-1]) ** -importance_exponent
+        index, probability = sum_tree.draw(state.priority, key, batch_size)
+        importance = (jnp.minimum(state.count, capacity) * probability) ** -importance_exponent
         return _take(state, index, importance / jnp.max(importance))
 
     def set_priority(state, index, priority):
-        # 0 is for what was never written.
-        return state.replace(priority=state.priority.at[index].set(jnp.maximum(priority, 1e-6)))
+        # 0 is for what was never written, and sums must be finite.
+        share = jnp.clip(jnp.maximum(priority, 1e-6) ** priority_exponent, 1e-37, 1e30)
+        return state.replace(priority=sum_tree.put(state.priority, index, share))
 
     settings = {"buffer": "prioritized", "capacity": capacity, "batch_size": batch_size}
     settings |= {"sequence_length": sequence_length, **{name: str(value) for name, value in exponents.items()}}
@@ -190,14 +187,6 @@ def _require_masks(rollout: Trajectory) -> None:
             raise TypeError(f"steps.{name} is {mask.dtype} in the rollout, and a mask is bool: write x > 0 for x.")
 
 
-def _shares(priority: Float[Array, "C"], exponent: Numeric) -> Float[Array, "C"]:
-    """p^α, 0 for what was never written."""
-    share, is_written = priority**exponent, priority > 0
-    # A running sum does not move by less than its resolution, and what does not move it is never drawn.
-    least = 2 * jnp.finfo(share.dtype).eps * jnp.sum(share, where=is_written)
-    return jnp.where(is_written, jnp.maximum(share, least), 0.0)
-
-
 def _parts(rollout: Trajectory) -> tuple[Transition, Any, Observation, Carry]:
     """Steps, whose step counts, views and what was remembered: they are kept apart."""
     steps: Any = rollout.steps
@@ -233,9 +222,10 @@ def _add(state: Replay, rollout: Trajectory) -> Replay:
     obs_kept = write(state.obs, rollout.steps.next_obs, row, position + 1)
     priority = state.priority
     if not isinstance(priority, tuple):
-        highest = jnp.where(state.count > 0, jnp.max(priority), 1.0)
+        highest = jnp.where(state.count > 0, sum_tree.highest(priority), 1.0)
         # At every step: what is appended to an open sequence is as new as a sequence of its own.
-        priority = priority.at[row].set(highest, mode="drop")
+        places = jnp.where(row < capacity, row, len(priority.shares)).ravel()
+        priority = sum_tree.put(priority, places, jnp.full(places.shape, highest))
     return dataclasses.replace(
         state,
         steps=write(state.steps, steps, row, position),

@@ -112,12 +112,16 @@ def rollout(
     next_start = _next_start(env, keys_reset.reshape(num_resets, num_envs))
     keys_of_steps = keys_act, keys_env.reshape(length, num_envs)
 
+    def as_known(obs):
+        everybody = jnp.ones(obs.agent_mask.shape, bool)
+        return dataclasses.replace(obs, agent_mask=everybody) if env.spec.always_act else obs
+
     def step(state, keys_of_step):
         env_state, obs, first, carry, num_ended = state
         key_act, keys_env = keys_of_step
         action, next_carry, measured = learner.act(run.train_state, carry, obs, first, key_act)
         next_env_state, next_obs, outcome = jax.vmap(env.step)(env_state, action, keys_env)
-        next_obs = masks.readable(next_obs)
+        next_obs = masks.readable(as_known(next_obs))
         transition = Transition(
             obs=obs,
             carry=carry,
@@ -135,8 +139,11 @@ def rollout(
 
     state = run.env_state, run.obs, run.first, run.carry, jnp.zeros(num_envs, jnp.int32)
     (env_state, obs, first, carry, _), (steps, info) = jax.lax.scan(step, state, keys_of_steps)
+    # Once more, since a mask that went through the scan is no longer a constant to the compiler.
+    steps = dataclasses.replace(steps, obs=as_known(steps.obs), next_obs=as_known(steps.next_obs))
     counts, is_over = steps.obs.agent_mask, run.episodes.is_over
-    if env.spec.may_wait:
+    may_wait = env.spec.may_wait and not env.spec.always_act
+    if may_wait:
         was_over, is_over = masks.over(is_over, counts, steps.terminated, steps.first, steps.last)
         counts = counts | ~was_over
     reward = jnp.where(counts | jnp.isfinite(steps.reward), steps.reward, 0.0)
@@ -144,9 +151,7 @@ def rollout(
     returns, steps_so_far, measured = _count_episodes(
         run.episodes, steps.reward, steps.last, info, env.spec.agents if env.spec.teams else ()
     )
-    trajectory = Trajectory(
-        steps=steps, carry=run.carry, next_carry=carry, weight=counts if env.spec.may_wait else None
-    )
+    trajectory = Trajectory(steps=steps, carry=run.carry, next_carry=carry, weight=counts if may_wait else None)
     env_steps = _count_on(exploration.count(run.train_state), length * num_envs)
     run = dataclasses.replace(
         run,

@@ -228,6 +228,7 @@ class EnvSpec(NamedTuple):
       min_steps: the shortest possible one; `rollout` draws no more start states than it can need.
       may_wait: an agent may not act although its return goes on, as where agents take turns. Where nobody does,
         rollouts need not say whose step counts: those of who acts.
+      always_act: every agent acts at every step, so `obs.agent_mask` is taken to be True and masking costs nothing.
       has_ids: views hold a one-hot id, by which a network that agents share can tell them apart.
       teams: the team of each agent, as a number, where teams oppose each other; () if all are of one.
     """
@@ -245,6 +246,7 @@ class EnvSpec(NamedTuple):
     max_steps: int | None = None
     min_steps: int = 1
     may_wait: bool = True
+    always_act: bool = False
     has_ids: bool = False
     teams: tuple[int, ...] = ()
 

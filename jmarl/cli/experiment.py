@@ -230,6 +230,8 @@ def describe(algorithm: str, options: Options, config: Any, env_kwargs: dict[str
     with refused():
         state = jax.eval_shape(built.loop.init, jax.random.key(0), built.config)
         jax.eval_shape(built.loop.step, state, built.config)
+        how = {"length": options.rollout_length, "num_resets": options.num_resets}
+        _, steps, _ = jax.eval_shape(lambda run: jmarl.rollout(built.env, built.learner, run, **how), state)
         if options.eval_episodes:
             jax.eval_shape(
                 lambda state, key: jmarl.evaluate(
@@ -248,6 +250,7 @@ def describe(algorithm: str, options: Options, config: Any, env_kwargs: dict[str
     per_iteration = built.loop.env_steps_per_iteration
     print(f"{num_parameters:,} parameters per seed")
     print(f"{_bytes(state) * options.seeds / 2**20:,.1f} MiB for the states of {options.seeds} seeds, replay included")
+    print(f"{_bytes(steps) * options.seeds / 2**20:,.1f} MiB for a rollout of each, and intermediate results on top")
     print(f"{per_iteration:,} environment steps per iteration, {built.num_iterations:,} iterations")
 
 

@@ -18,6 +18,7 @@ COMMANDS = {
     "search": ("search", 'search for hyperparameters (needs pip install "jmarl[search]")'),
     "tournament": ("tournament", "let the players of runs meet, on both sides of a game: shares and ratings"),
     "crossplay": ("crossplay", "let the seeds of a run play with each other"),
+    "campaign": ("campaign", "train all runs that a file names, and put them into a table"),
     "check": ("check", "train a committed result again: does it still come out?"),
     "envs": ("lists", "names of environments, or facts about one"),
     "algorithms": ("lists", "names of algorithms, or the hyperparameters of one"),

@@ -237,6 +237,10 @@ def _check_values(obs: Observation, when: str, spec: EnvSpec) -> None:
     for agent, view, acts in zip(spec.agents, obs.agents, obs.agent_mask, strict=True):
         if acts and not np.isfinite(view).all():
             raise ValueError(f"{spec.name}: after {when} the view of {agent}, which acts, is not finite everywhere.")
+        if spec.always_act and not acts:
+            raise ValueError(
+                f"{spec.name}: after {when} {agent} does not act, but spec.always_act=True: leave that out."
+            )
     if not np.isfinite(obs.state).all():
         raise ValueError(f"{spec.name}: after {when} obs.state is not finite everywhere.")
     if obs.action_mask is None or not spec.action_sizes:

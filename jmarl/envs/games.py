@@ -95,7 +95,7 @@ def key_door(size: int = 8, *, num_steps: int | None = None) -> Env:
         num_actions=5,
         max_steps=limit,
         min_steps=min(steps_to_door(size), limit),
-        may_wait=False,
+        always_act=True,
     )
 
     def observe(place: Array, has_key: Array) -> Observation:
@@ -156,7 +156,7 @@ def two_step_game() -> Env:
         state_shape=(3,),
         num_actions=2,
         max_steps=2,
-        may_wait=False,
+        always_act=True,
         min_steps=2,
     )
 
@@ -279,7 +279,7 @@ def _game(
         obs_sizes=(obs_size,) * num_agents,
         action_sizes=actions or (1,) * num_agents,
         max_steps=num_steps,
-        may_wait=False,
+        always_act=True,
         min_steps=num_steps,
     )
     mask = None if actions is None else np.arange(max(actions)) < np.array(actions)[:, None]

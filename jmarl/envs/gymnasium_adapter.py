@@ -62,7 +62,7 @@ class Single:
         limit = None if env.spec is None else env.spec.max_episode_steps
         shape = self._read.shape
         self.spec = EnvSpec(
-            name=name, agents=(AGENT,), obs_shape=shape, state_shape=shape, max_steps=limit, may_wait=False, **actions
+            name=name, agents=(AGENT,), obs_shape=shape, state_shape=shape, max_steps=limit, always_act=True, **actions
         )
 
     def reset(self, seed: int) -> Seen:

@@ -241,7 +241,7 @@ def make(name: str, options: dict[str, Any], **views: Any) -> Env:
     options, shaped_reward = {**options, **family.fixed}, options.get("shaped_reward", 0.0)
     options.pop("shaped_reward", None)
     _resolve_names(name, options)
-    return stack(name, _agent_dicts(constructor(**options), family, shaped_reward), **views)
+    return stack(name, _agent_dicts(constructor(**options), family, float(shaped_reward)), **views)
 
 
 @usual_flags
@@ -289,7 +289,7 @@ def from_jaxmarl(
     rules: dict[str, Any] = {name: _with_env(rule) for name, rule in given.items() if rule is not None}
     if max_steps is not None:
         rules["max_steps"] = lambda env: max_steps
-    dicts = _agent_dicts(env, (family or _by_convention(env))._replace(**rules), shaped_reward)
+    dicts = _agent_dicts(env, (family or _by_convention(env))._replace(**rules), float(shaped_reward))
     if family is None and (terminated is None or alive is None):
         dicts = _remembering(dicts, is_limited=terminated is None, is_alive=alive)
     # The families' own rules are known to end the return of whoever does not act.

@@ -164,6 +164,7 @@ def stack(name: str, env: AgentDicts, *, agent_ids: bool, time_limit: str, flatt
         max_steps=env.max_steps,
         min_steps=env.max_steps if env.is_fixed_length and env.max_steps else 1,
         may_wait=env.may_wait,
+        always_act=env.alive is None,
         teams=teams_of(agents),
     )
     stacked = Env(reset, step, spec, env.unwrapped)

@@ -18,7 +18,13 @@ def own_env(num_steps: int = 20, speed: float = 0.1) -> Env:
       speed: of an agent that moves.
     """
     spec = EnvSpec(
-        name="own_env", agents=("ann", "bob"), obs_shape=(2,), state_shape=(2,), num_actions=3, max_steps=num_steps
+        name="own_env",
+        agents=("ann", "bob"),
+        obs_shape=(2,),
+        state_shape=(2,),
+        num_actions=3,
+        max_steps=num_steps,
+        always_act=True,  # nobody dies or waits
     )
 
     def observe(position: Array) -> Observation:
