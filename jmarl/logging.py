@@ -519,6 +519,7 @@ def tensorboard(folder: str | os.PathLike[str]) -> Sink:
 
     Seeds are runs, `FOLDER/seed_0` and so on, and not parts of the tags: TensorBoard draws all runs of a tag into one
     chart, which shows the spread, and a metric has the same tag in every experiment. Steps are environment steps.
+    While a disk is full, rows wait.
     """
     try:
         # Not its SummaryWriter, whose `flush` does not wait for the thread that writes.
@@ -529,6 +530,7 @@ def tensorboard(folder: str | os.PathLike[str]) -> Sink:
         raise ImportError('The TensorBoard sink needs tensorboardX: pip install "jmarl[tensorboard]".') from error
     folder = files.absolute(folder)
     writers: list[Any] = []
+    waiting: list[tuple[Any, Any]] = []  # writers, and what they have not written yet
 
     def start(info: Mapping[str, Any]) -> None:
         if (resumed_at := info.get("resumed_at")) is None:
@@ -548,13 +550,21 @@ def tensorboard(folder: str | os.PathLike[str]) -> Sink:
     def write(env_steps: int, wall_s: float, metrics: Mapping[str, np.ndarray]) -> None:
         for seed, writer in enumerate(writers):
             values = [Summary.Value(tag=name, simple_value=x) for name, x in _of_seed(metrics, seed).items()]
-            writer.write_event(Event(wall_time=time.time(), step=env_steps, summary=Summary(value=values)))
+            waiting.append((writer, Event(wall_time=time.time(), step=env_steps, summary=Summary(value=values))))
+        with contextlib.suppress(OSError):  # told before the next checkpoint
+            flush()
 
     def flush() -> None:
+        while waiting:
+            writer, event = waiting[0]
+            writer.flush()  # first: into an empty buffer an event goes as a whole, or not at all
+            writer.write_event(event)
+            del waiting[0]
         for writer in writers:
             writer.flush()
 
     def close() -> None:
+        flush()
         for writer in writers:
             writer.close()
 

@@ -4,8 +4,10 @@ import contextlib
 import pickle
 import re
 
+import gymnax
 import jax
 import jax.numpy as jnp
+import jaxmarl
 import numpy as np
 import pytest
 
@@ -129,3 +131,17 @@ def test_a_spec_is_pickled_and_prints_its_fields():
     spec = envs.make("MPE_simple_spread_v3", action_type="Continuous").spec
     assert pickle.loads(pickle.dumps(spec)) == spec
     assert "obs_shape=(18,)" in repr(spec) and "max_steps=26" in repr(spec)
+
+
+@pytest.mark.parametrize("name", ["MPE_simple_spread_v3", "HeuristicEnemySMAX", "CartPole-v1"])
+def test_an_object_that_was_made_in_64_bits_is_read_in_32(name):
+    """Its arrays are attributes, also of the environment within SMAX's, and its methods are kept as attributes, too."""
+    with enable_x64():
+        inner = gymnax.make(name)[0] if "-" in name else jaxmarl.make(name)
+        env = envs.from_gymnax(inner) if "-" in name else envs.from_jaxmarl(inner)
+        state, obs = jax.eval_shape(env.reset, jax.random.key(0))
+        action = jax.ShapeDtypeStruct((env.spec.num_agents,), jnp.int32)
+        _, _, outcome = jax.eval_shape(env.step, state, action, jax.random.key(0))
+    assert obs.agents.dtype == outcome.reward.dtype == jnp.float32
+    same = envs.from_gymnax(inner) if "-" in name else envs.from_jaxmarl(jaxmarl.make(name))
+    assert same.spec == env.spec

@@ -12,6 +12,7 @@ import contextlib
 import io
 import json
 import resource
+import struct
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from tensorboardX.proto.event_pb2 import Event
 
 import jmarl
 
@@ -65,7 +67,11 @@ def train(folder: Path, set_full: Callable[[bool], None] = lambda is_full: None)
         if done in (FULL_FROM, FULL_UNTIL):
             set_full(done == FULL_FROM)
 
-    files = [jmarl.logging.csv_file(folder / "metrics.csv"), jmarl.logging.json_file(folder / "metrics.json")]
+    files = [
+        jmarl.logging.csv_file(folder / "metrics.csv"),
+        jmarl.logging.json_file(folder / "metrics.json"),
+        jmarl.logging.tensorboard(folder / "tensorboard"),
+    ]
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         state = jmarl.run(
             LOOP,
@@ -97,10 +103,24 @@ def found(whole: Path, state: Any, folder: Path, set_full: Callable[[bool], None
         "last checkpoint is equal": saved[0]["leaves"] == saved[1]["leaves"],
         "rows of metrics.csv are equal": tables[0] == tables[1],
         "series of metrics.json are equal": series[0] == series[1],
+        "events of TensorBoard are equal": _events(whole) == _events(folder),
         "the first failure names its path": bool(lines) and str(folder) in lines[0],
         "sentences": [line.replace(str(folder), "RUN") for line in lines],
     }
     return facts | {"as it must be": all(x for x in facts.values() if isinstance(x, bool)) and len(lines) <= 3}
+
+
+def _events(folder: Path) -> dict[str, list[tuple[int, str, float]]]:
+    """What TensorBoard would show of each seed: steps, tags, values."""
+    shown: dict[str, list[tuple[int, str, float]]] = {}
+    for path in sorted((folder / "tensorboard").glob("*/*")):
+        content, events = path.read_bytes(), shown.setdefault(path.parent.name, [])
+        while content:  # records: length, checksum, event, checksum
+            size = struct.unpack("<Q", content[:8])[0]
+            event = Event.FromString(content[12 : 12 + size])
+            events += [(event.step, value.tag, value.simple_value) for value in event.summary.value]
+            content = content[16 + size :]
+    return shown
 
 
 def limited(is_full: bool) -> None:

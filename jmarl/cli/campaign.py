@@ -237,25 +237,34 @@ def require_same_command(entry: Entry, words: Sequence[str], folder: Path) -> No
 
 
 def run_train(words: Sequence[str], seconds: float | None) -> int:
-    """`jmarl train` in a process of its own, stopped after a time, or by Ctrl-C, with a checkpoint; its exit code."""
+    """`jmarl train` in a process of its own, stopped after a time, or with us, with a checkpoint; its exit code."""
     # Of a session of its own, so that Ctrl-C reaches it once, through us.
     child = subprocess.Popen([sys.executable, "-m", "jmarl", "train", *words], start_new_session=True)
     try:
         return child.wait(seconds)
-    except subprocess.TimeoutExpired:
-        child.send_signal(signal.SIGINT)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt) as stop:
+        child.terminate()  # SIGINT is ignored in the background of a shell
         child.wait()
-        return 0  # it was asked to stop, and it is not done
-    except KeyboardInterrupt:
-        child.send_signal(signal.SIGINT)
-        child.wait()
-        raise
+        if isinstance(stop, KeyboardInterrupt):
+            raise
+        return 0  # it did as it was asked
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "jmarl campaign") -> int:
     """The command line."""
-    with usage_errors():
-        return tyro.cli(campaign, prog=prog, args=argv)
+
+    def stop(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        with usage_errors():
+            return tyro.cli(campaign, prog=prog, args=argv)
+    except KeyboardInterrupt:
+        print("Stopped. The same command goes on.", file=sys.stderr)
+        return 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 if __name__ == "__main__":

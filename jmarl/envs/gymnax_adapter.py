@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxtyping import Array
 
-from jmarl.envs.flags import usual_flags
+from jmarl.envs.flags import in_usual_bits, usual_flags
 from jmarl.envs.stacked import AgentDicts, scalars, stack, unknown
 from jmarl.types import Env
 
@@ -65,6 +65,7 @@ def from_gymnax(
     for attribute in ("reset_env", "step_env", "is_truncated", "action_space", "default_params"):
         if not hasattr(raw, attribute):
             raise TypeError(f"{type(env).__name__} has no {attribute}, which gymnax's environments have since 1.0.")
+    raw, params = in_usual_bits((raw, params))
     dicts = _agent_dicts(raw, raw.default_params if params is None else params)
     name = str(getattr(raw, "name", type(env).__name__))
     return stack(name, dicts, agent_ids=agent_ids, time_limit=time_limit, flatten=flatten)

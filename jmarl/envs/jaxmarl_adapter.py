@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from jmarl.envs.flags import usual_flags
+from jmarl.envs.flags import in_usual_bits, usual_flags
 from jmarl.envs.stacked import AgentDicts, scalars, stack, unknown
 from jmarl.types import Env
 
@@ -284,6 +284,7 @@ def from_jaxmarl(
       26
     """
     _require_interface(env)
+    env = in_usual_bits(env)
     name, family = _family_of(env)
     given = {"terminated": terminated, "alive": alive, "legal": legal, "world": world, "info": info}
     rules: dict[str, Any] = {name: _with_env(rule) for name, rule in given.items() if rule is not None}

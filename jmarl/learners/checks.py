@@ -82,7 +82,7 @@ def _validate_field(field: dataclasses.Field, hint: Any, value: Any) -> None:
         if type(None) not in kinds:
             raise ValueError(f"{name}=None has no meaning: leave it out for {field.default!r}.")
         return
-    if configs.is_config(value):
+    if configs.is_config(value) and (Any in kinds or any(map(dataclasses.is_dataclass, kinds))):
         return validate(value)
     if choices := [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]:
         if value not in choices:
