@@ -6,6 +6,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import jmarl
 
@@ -47,8 +48,9 @@ def test_add_an_algorithm():
     run_page("add_an_algorithm.md")  # with the tests that it shows
 
 
-def test_combinators():
-    run_page("combinators.md")
+@pytest.mark.parametrize("name", ["combinators.md", *sorted(path.name for path in (DOCS / "combinators").glob("*.md"))])
+def test_combinators(name):
+    run_page(name if name == "combinators.md" else f"combinators/{name}")
 
 
 def test_design():

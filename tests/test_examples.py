@@ -4,6 +4,8 @@ import ast
 import importlib.util
 import json
 import re
+import sys
+import types
 from pathlib import Path
 
 import jax
@@ -14,6 +16,7 @@ import jmarl
 
 PATH = Path(__file__).parents[1] / "examples" / "composing.py"
 NOTEBOOK = PATH.with_name("quickstart.ipynb")
+HUNTERS = PATH.with_name("hunters_and_prey.ipynb")
 README = PATH.parents[1] / "README.md"
 
 
@@ -68,15 +71,21 @@ def run_smaller(code, changes):
     return names
 
 
-def test_the_notebook_runs(monkeypatch):
-    """Its cells in order, with fewer iterations, seeds and environments."""
+def code_of(notebook, monkeypatch, num_figures):
+    """The cells of code, with figures that are not shown; outputs say that it was run before it was committed."""
     import matplotlib.pyplot as plt
 
     plt.switch_backend("agg")
     monkeypatch.setattr(plt, "show", plt.close)
-    cells = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
+    cells = [cell for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"]
     shown = [output["output_type"] for cell in cells for output in cell["outputs"]]
-    assert shown.count("display_data") == 4 and "error" not in shown  # it was run before it was committed
+    assert shown.count("display_data") == num_figures and "error" not in shown
+    return "\n".join("".join(cell["source"]) for cell in cells)
+
+
+def test_the_notebook_runs(monkeypatch):
+    """Its cells in order, with fewer iterations, seeds and environments."""
+    code = code_of(NOTEBOOK, monkeypatch, 4)
     changes = {
         "NUM_ITERATIONS = 150": "NUM_ITERATIONS = 2",
         "NUM_SHORT = 30": "NUM_SHORT = 2",
@@ -84,10 +93,23 @@ def test_the_notebook_runs(monkeypatch):
         "num_envs=64": "num_envs=4",
         "num_episodes=128": "num_episodes=4",
     }
-    names = run_smaller("\n".join("".join(cell["source"]) for cell in cells), changes)
+    names = run_smaller(code, changes)
     assert names["scores"].shape == (2,)
     assert names["sweep"]["train/return_sum"].shape == (3, 2, 2)
     assert names["moves"].shape == (3, 2, 2)
+
+
+def test_hunters_meet_all_prey(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "IPython.display", types.SimpleNamespace(Image=str))
+    code = code_of(HUNTERS, monkeypatch, 2)
+    changes = {
+        "NUM_ITERATIONS = 120": "NUM_ITERATIONS = 1",
+        "NUM_EPISODES = 64": "NUM_EPISODES = 2",
+        "num_envs=64": "num_envs=2",
+    }
+    names = run_smaller(code, changes)
+    assert names["earned"].shape == (7, 7) and (tmp_path / "hunt.gif").exists()
 
 
 def test_readme_examples_run(tmp_path, monkeypatch):
