@@ -6,6 +6,7 @@ A preset is a starting point: the command line shows it as its defaults, and a s
     preset = preset._replace(num_seeds=16, config=preset.config.replace(learning_rate=1e-3))
 """
 
+import dataclasses
 from typing import Any, NamedTuple
 
 from jmarl.learners import (
@@ -357,7 +358,8 @@ def transformer(preset: Preset) -> Preset:
 
 def _of_class(preset: Preset, cls: Any, apart: tuple[str, ...] = ()) -> Preset:
     """With another class of config, which has the same values in the fields that both share, but those `apart`."""
-    shared = set(cls.__dataclass_fields__) & set(PPOConfig.__dataclass_fields__) - set(apart)
+    names = [{field.name for field in dataclasses.fields(x)} for x in (cls, PPOConfig)]
+    shared = set.intersection(*names) - set(apart)
     return preset._replace(config=cls(**{name: getattr(preset.config, name) for name in shared}))
 
 

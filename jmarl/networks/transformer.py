@@ -6,8 +6,10 @@ attends to the actions chosen so far, and asks with z_i for what agent i should 
     π(a | o) = Π_i π_i(a_i | z_i, a_1, .., a_{i-1}).
 
 An agent that does not act is attended to by itself alone, and comes after all others in the decoder: so nothing of it
-reaches those that act. Parameters do not depend on the number of agents. There is no code of places: agents that are
-not alike must be told apart by their views.
+reaches those that act. Its value is the mean of theirs, since all of them are the team's.
+
+Parameters do not depend on the number of agents. There is no code of places: agents that are not alike must be told
+apart by their views.
 
 References:
   Vaswani et al., 2017, Attention Is All You Need, sec. 3 (https://arxiv.org/abs/1706.03762).
@@ -26,6 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from jmarl import losses
 from jmarl.networks.actor_critic import action_bounds
 from jmarl.networks.initializers import draw_at_once, orthogonal
 from jmarl.networks.torsos import CNN, MLP, Output
@@ -213,6 +216,13 @@ def autoregressive(
     def init_carry(batch_shape):
         return jnp.zeros((*batch_shape, num_agents), jnp.float32) if is_random else ()
 
+    def encode(params, obs):
+        z, value = apply(params, obs.agents, _is_seen(spec, obs), method="encode")
+        if spec.always_act:
+            return z, value
+        has_own = obs.agent_mask | ~obs.agent_mask.any(-1, keepdims=True)  # its own, too, where nobody acts
+        return z, jnp.where(has_own, value, losses.masked_mean(value, has_own, axis=-1)[:, None])
+
     def turns(obs, carry):
         """The agent of each turn `[R, N]`, those that act first; None if that is the order of the axis."""
         if spec.always_act and not is_random:
@@ -222,7 +232,7 @@ def autoregressive(
 
     def play(params, obs, order, choose):
         """One action after the other; `choose` takes one from a distribution. Actions, outputs, values of agents."""
-        z, value = apply(params, obs.agents, _is_seen(spec, obs), method="encode")
+        z, value = encode(params, obs)
         num_rows = z.shape[0]
         who = jnp.broadcast_to(jnp.arange(num_agents), (num_rows, num_agents)) if order is None else order
         memory = empty_memory(model, z)
@@ -271,7 +281,7 @@ def autoregressive(
         rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), obs)
         features = _features(spec, action.reshape(-1, *action.shape[2:]))
         order = turns(rows, carry)
-        z, value = apply(params, rows.agents, _is_seen(spec, rows), method="encode")
+        z, value = encode(params, rows)
         previous, memory = _previous(_in_turn(features, order)), empty_memory(model, z)
         _, output = apply(params, memory, previous, _in_turn(z, order), 0, method="decode")
         output = jax.tree.map(lambda y: _by_agent(y, order).reshape(*first.shape, num_agents, -1), output)
