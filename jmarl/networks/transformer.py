@@ -170,7 +170,7 @@ class Transformer(nn.Module):
           z: the representations of those whose turns they are.
           place: of the first of them.
         """
-        x, notes = self.action_norm(self.action(previous)), []
+        x, notes = self.action_norm(self.action(previous.astype(z.dtype))), []
         for block, before in zip(self.decoder, memory, strict=True):
             after, x = block(before, x, z, place)
             notes.append(after)
@@ -244,7 +244,7 @@ def autoregressive(
             # As if each agent were the one whose turn it is: distributions know agents by their place.
             everyone = jax.tree.map(lambda y: jnp.broadcast_to(y, (num_rows, num_agents, y.shape[-1])), output)
             actions = choose(distribution(everyone, obs.action_mask))
-            features = _features(spec, actions)
+            features = _features(spec, actions).astype(z.dtype)
             features = jnp.concatenate([jnp.zeros_like(features[..., :1]), features], axis=-1)
             action, done = (jnp.take_along_axis(y, _index(who, y), axis=1)[:, :1] for y in (actions, features))
             return (memory, done), (action, output)
