@@ -273,7 +273,7 @@ def test_the_second_agent_answers_to_what_the_first_drew():
     env = envs.matrix_game(np.eye(2))
     cfg = MATConfig(embed_size=8, ent_coef=0.1, normalize_advantage="none", max_grad_norm=10.0, num_minibatches=1)
     loop = jmarl.on_policy(env, jmarl.mat, num_envs=16, rollout_length=4)
-    cfgs, axes = jmarl.sweep(cfg, learning_rate=[0.01, 0.02], clip_eps=[0.2, 0.3])
+    cfgs, axes = jmarl.sweep(cfg, learning_rate=[0.01, 0.02])
     run, _ = jax.jit(jax.vmap(jmarl.make_train(loop, 60), (None, axes)))(jax.random.key(0), cfgs)
 
     policy = default_policy(env.spec, cfg)
@@ -295,7 +295,7 @@ def test_continuous_actions_are_learnt_for_the_team_in_any_order():
 
     loop = jmarl.on_policy(env._replace(step=step), jmarl.mat, num_envs=16, rollout_length=4)
     cfg = MATConfig(embed_size=8, learning_rate=1e-2, ent_coef=0.0, order="random", num_minibatches=2)
-    run, _ = jax.jit(jmarl.make_train(loop, 60))(jax.random.key(0), cfg)
+    run, _ = jax.jit(jmarl.make_train(loop, 40))(jax.random.key(0), cfg)
     learner = jmarl.mat(env.spec, cfg)
     played = jax.jit(lambda state: jmarl.evaluate(loop.env, learner, state, jax.random.key(1), num_episodes=32))
     assert played(run.train_state)["eval/return_sum"] > -0.05  # -0.5 for zeros
