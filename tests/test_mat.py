@@ -273,7 +273,7 @@ def test_the_second_agent_answers_to_what_the_first_drew():
     env = envs.matrix_game(np.eye(2))
     cfg = MATConfig(embed_size=8, ent_coef=0.1, normalize_advantage="none", max_grad_norm=10.0, num_minibatches=1)
     loop = jmarl.on_policy(env, jmarl.mat, num_envs=16, rollout_length=4)
-    cfgs, axes = jmarl.sweep(cfg, learning_rate=[0.01, 0.02])
+    cfgs, axes = jmarl.sweep(cfg, learning_rate=[0.01, 0.02], clip_eps=[0.2, 0.3])
     run, _ = jax.jit(jax.vmap(jmarl.make_train(loop, 60), (None, axes)))(jax.random.key(0), cfgs)
 
     policy = default_policy(env.spec, cfg)
