@@ -25,6 +25,7 @@ __all__ = [
     "EpsilonConfig",
     "NetworkConfig",
     "OptimizerConfig",
+    "PassesConfig",
     "QNetworkConfig",
     "RolloutConfig",
     "config",
@@ -117,11 +118,17 @@ class QNetworkConfig(NetworkConfig):
 
 
 @config
-class RolloutConfig(Replaceable):
+class PassesConfig(Replaceable):
     """How learners from rollouts pass over each."""
 
     num_epochs: int = static(4)  # passes over each rollout
     num_minibatches: int = static(4)  # parts of a pass; whole sequences are shuffled
+
+
+@config
+class RolloutConfig(PassesConfig):
+    """How learners from rollouts, with networks that may have a memory, pass over each."""
+
     recurrent_length: int | None = static(None)  # steps that gradients flow back; None: the whole rollout
 
 

@@ -6,6 +6,7 @@ A preset is a starting point: the command line shows it as its defaults, and a s
     preset = preset._replace(num_seeds=16, config=preset.config.replace(learning_rate=1e-3))
 """
 
+import dataclasses
 from typing import Any, NamedTuple
 
 from jmarl.learners import (
@@ -15,6 +16,7 @@ from jmarl.learners import (
     FACMACConfig,
     HAA2CConfig,
     HAPPOConfig,
+    MATConfig,
     PPOConfig,
     PQNConfig,
     PQNIQLConfig,
@@ -345,9 +347,19 @@ def one_step(preset: Preset, config_class: Any = A2CConfig) -> Preset:
 def one_after_the_other(algorithm: str, preset: Preset) -> Preset:
     """HAPPO and HAA2C: a preset of MAPPO with parameters of their own, one minibatch, and what else they share."""
     cls = HAPPOConfig if algorithm == "happo" else HAA2CConfig
-    apart = ("sharing", "critic_view", "num_minibatches")
-    shared = set(cls.__dataclass_fields__) & set(PPOConfig.__dataclass_fields__) - set(apart)
     preset = preset if algorithm == "happo" else one_step(preset)
+    return _of_class(preset, cls, apart=("sharing", "critic_view", "num_minibatches"))
+
+
+def transformer(preset: Preset) -> Preset:
+    """MAT: a preset of MAPPO, as far as it is not of networks."""
+    return _of_class(preset, MATConfig)
+
+
+def _of_class(preset: Preset, cls: Any, apart: tuple[str, ...] = ()) -> Preset:
+    """With another class of config, which has the same values in the fields that both share, but those `apart`."""
+    names = [{field.name for field in dataclasses.fields(x)} for x in (cls, PPOConfig)]
+    shared = set.intersection(*names) - set(apart)
     return preset._replace(config=cls(**{name: getattr(preset.config, name) for name in shared}))
 
 
@@ -372,6 +384,8 @@ def for_environment(algorithm: str, env: str, name: str = "default") -> Preset:
         return one_step(for_environment(of_ppo, env), config_class)
     if algorithm in ("happo", "haa2c"):
         return one_after_the_other(algorithm, for_environment("mappo", env))
+    if algorithm == "mat":
+        return transformer(for_environment("mappo", env))
     if algorithm == "random":
         return for_environment("ippo", env)._replace(config=RandomConfig(), total_steps=100_000)
     if env.startswith("MPE_"):

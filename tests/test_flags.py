@@ -16,6 +16,7 @@ CASES = {
     "ippo": jmarl.PPOConfig(**SMALL),
     "mappo": jmarl.PPOConfig(**SMALL, **MEMORY, normalize_value=True, learning_rate_schedule="linear"),
     "happo": jmarl.HAPPOConfig(**SMALL, **MEMORY, normalize_value=True),
+    "mat": jmarl.MATConfig(embed_size=4, order="random"),
     "vdac_mix": jmarl.VDACMixConfig(**SMALL),
     "coma": jmarl.COMAConfig(**SMALL, critic_sizes=(4,)),
     "pqn_vdn": jmarl.PQNConfig(**SMALL, **MEMORY, cell="lstm", num_minibatches=2),
@@ -35,7 +36,7 @@ CASES = {
 def loop_of(name):
     algorithm = getattr(jmarl, name)
     env = CONTINUOUS if name in ("matd3", "isac", "facmac") else DISCRETE
-    if name in ("ippo", "mappo", "happo", "vdac_mix", "coma", "pqn_vdn", "random_policy"):
+    if name in ("ippo", "mappo", "happo", "mat", "vdac_mix", "coma", "pqn_vdn", "random_policy"):
         return jmarl.on_policy(env, algorithm, num_envs=4, rollout_length=4)
     replay = jmarl.buffers.prioritized(32, 4, 3 if name in ("qmix", "qplex") else 1)
     return jmarl.off_policy(env, algorithm, buffer=replay, num_envs=4, rollout_length=4, warmup_steps=16)

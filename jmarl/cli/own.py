@@ -44,6 +44,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "maa2c": jmarl.maa2c,
     "happo": jmarl.happo,
     "haa2c": jmarl.haa2c,
+    "mat": jmarl.mat,
     "vdac_sum": jmarl.vdac_sum,
     "vdac_mix": jmarl.vdac_mix,
     "random": jmarl.random_policy,

@@ -23,6 +23,7 @@ from jmarl.learners.happo import (
     happo_critic_loss,
     happo_loss,
 )
+from jmarl.learners.mat import MATConfig, mat
 from jmarl.learners.ppo import (
     A2CConfig,
     PPOConfig,
@@ -60,6 +61,7 @@ __all__ = [
     "HAA2CConfig",
     "HANets",
     "HAPPOConfig",
+    "MATConfig",
     "PPOConfig",
     "PPOTargets",
     "PQNConfig",
@@ -102,6 +104,7 @@ __all__ = [
     "maddpg",
     "mappo",
     "masac",
+    "mat",
     "matd3",
     "ow_qmix",
     "ppo_loss",

@@ -122,7 +122,7 @@ def _validate_widths(name: str, value: Any) -> None:
 
 def _validate_ranges(cfg: Config) -> None:
     counts = ("n_step", "num_critics", "num_epochs", "num_minibatches", "policy_delay", "target_update_interval")
-    sizes = ("cell_size", "mixer_embed_size", "recurrent_length", "horizon")
+    sizes = ("num_blocks", "num_heads", "embed_size", "cell_size", "mixer_embed_size", "recurrent_length", "horizon")
     shares = (
         "gamma",
         "gae_lambda",

@@ -11,7 +11,7 @@ from jaxtyping import Array
 
 from jmarl import losses, masks, optim, parallel
 from jmarl.learners import replay
-from jmarl.types import EnvSpec, Params, Trajectory, Transition
+from jmarl.types import EnvSpec, Learner, Params, Trajectory, Transition
 
 
 def choose_nets(nets: Any, default_nets: Callable[[EnvSpec, Any], Any], spec: EnvSpec, cfg: Any) -> Any:
@@ -67,6 +67,15 @@ def of_team(batch: Trajectory, kind: str) -> Trajectory:
     reward, terminated = rewards_and_ends(batch.steps, kind)
     weight = jnp.broadcast_to(replay.team_weight(masks.weight(batch))[..., None], reward.shape)
     return batch.replace(steps=batch.steps.replace(reward=reward, terminated=terminated), weight=weight)
+
+
+def for_team(learner: Learner, kind: str) -> Learner:
+    """A learner that learns from rewards of the team: `of_team` of each batch."""
+
+    def update(state, batch, key):
+        return learner.update(state, of_team(masks.readable_batch(batch), kind), key)
+
+    return learner._replace(update=update)
 
 
 def values_of_all(value: Array, counts: Array, kind: str) -> Array:

@@ -18,6 +18,7 @@ References:
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
@@ -39,6 +40,7 @@ from jmarl.types import (
     Numeric,
     Params,
     Policy,
+    Replaceable,
     TrainState,
     Trajectory,
     static,
@@ -48,12 +50,8 @@ CriticView = Literal["auto", "obs", "state", "state_id", "state_obs"]
 
 
 @config
-class SurrogateConfig(configs.OptimizerConfig, configs.RolloutConfig, configs.NetworkConfig):
-    """What learners that clip a surrogate share.
-
-    A critic of the "state" is one network with an output for each agent, evaluated once per environment; "state_id"
-    appends the agent's one-hot id, "state_obs" its view and id, and both are evaluated for each agent.
-    """
+class ClippedConfig(configs.OptimizerConfig):
+    """What targets and losses of a clipped surrogate read, whatever the networks are."""
 
     gamma: Numeric = 0.99  # discount of future rewards
     gae_lambda: Numeric = 0.95  # mixes one-step (0) and Monte Carlo (1) advantages
@@ -66,25 +64,41 @@ class SurrogateConfig(configs.OptimizerConfig, configs.RolloutConfig, configs.Ne
     normalize_advantage: Literal["all", "agent", "none"] = static("all")  # over all who act, or for each agent alone
     normalize_value: bool = static(False)  # critic learns returns scaled by running moments
     value_norm_beta: Numeric = 0.99  # memory of the running moments, per iteration
-    critic_learning_rate: Numeric | None = None  # the critic's own; None: learning_rate
     max_grad_norm: Numeric | None = 0.5
-    cell_size: int = static(128)
-    activation: configs.Activation = static("tanh")
-    critic_view: CriticView = static("auto")  # what the critic reads; auto: obs, and the state for MAPPO and MAA2C
     action_distribution: Literal["auto", "categorical", "gaussian", "tanh_normal"] = static("auto")  # of the policy
 
 
 @config
-class PPOConfig(SurrogateConfig):
+class JointLossConfig(Replaceable):
+    """Actor and critic learn from one loss."""
+
+    vf_coef: Numeric = 0.5  # weight of the value loss
+    target_kl: Numeric | None = None  # an iteration stops learning beyond this KL to the old policy; None: never
+
+
+@config
+class SurrogateConfig(ClippedConfig, configs.RolloutConfig, configs.NetworkConfig):
+    """What learners that clip a surrogate share, of actors and critics.
+
+    A critic of the "state" is one network with an output for each agent, evaluated once per environment; "state_id"
+    appends the agent's one-hot id, "state_obs" its view and id, and both are evaluated for each agent.
+    """
+
+    critic_learning_rate: Numeric | None = None  # the critic's own; None: learning_rate
+    cell_size: int = static(128)
+    activation: configs.Activation = static("tanh")
+    critic_view: CriticView = static("auto")  # what the critic reads; auto: obs, and the state for MAPPO and MAA2C
+
+
+@config
+class PPOConfig(JointLossConfig, SurrogateConfig):
     """Hyperparameters of IPPO and MAPPO.
 
     A critic of the "state" is one network with an output for each agent, evaluated once per environment; "state_id"
     appends the agent's one-hot id, "state_obs" its view and id, and both are evaluated for each agent.
     """
 
-    vf_coef: Numeric = 0.5  # weight of the value loss
     clip_separately: bool = static(False)  # actor's and critic's gradients have norms of their own
-    target_kl: Numeric | None = None  # an iteration stops learning beyond this KL to the old policy; None: never
     shared_torso: bool = static(False)  # one torso for actor and critic of the agent's own view
 
 
@@ -115,7 +129,7 @@ class PPOTargets:
 
 
 def ppo_targets(
-    params: Params, batch: Trajectory, moments: dict[str, Moments] | None = None, *, nets: Policy, cfg: SurrogateConfig
+    params: Params, batch: Trajectory, moments: dict[str, Moments] | None = None, *, nets: Policy, cfg: ClippedConfig
 ) -> tuple[PPOTargets, dict[str, Moments], Metrics]:
     """Advantages and value targets of a rollout, on the scales that the loss reads.
 
@@ -149,7 +163,7 @@ def ppo_targets(
 
 
 def ppo_loss(
-    params: Params, batch: Trajectory, targets: PPOTargets, *, nets: Policy, cfg: PPOConfig
+    params: Params, batch: Trajectory, targets: PPOTargets, *, nets: Policy, cfg: Any
 ) -> tuple[Array, Metrics]:
     """Clipped surrogate and entropy bonus of those who act, value loss of all whose steps count.
 
@@ -158,7 +172,7 @@ def ppo_loss(
       batch: sequences.
       targets: of the same steps, such as `ppo_targets` makes.
       nets: the policy.
-      cfg: its leaves may be tracers.
+      cfg: a `ClippedConfig` and `JointLossConfig`, such as `PPOConfig`; its leaves may be tracers.
 
     Returns:
       A scalar and its parts.
@@ -205,8 +219,26 @@ def ippo(spec: EnvSpec, cfg: PPOConfig, nets: Policy | None = None, *, targets=p
     """
     cfg = _checked(spec, cfg)
     nets = parts.choose_nets(nets, default_policy, spec, cfg)
+    return of_policy(nets, cfg, _optimizer(cfg, schedules(cfg)[0]), targets=targets, loss=loss)
+
+
+def of_policy(
+    nets: Policy,
+    cfg: Any,
+    optimizer: optax.GradientTransformation,
+    *,
+    targets: Callable[..., Any] = ppo_targets,
+    loss: Callable[..., Any] = ppo_loss,
+) -> Learner:
+    """PPO of any policy.
+
+    Args:
+      nets: the policy.
+      cfg: a `ClippedConfig` and `JointLossConfig`, and what `on_policy.learn` reads.
+      optimizer: of all of the policy's parameters.
+      targets, loss: as for `ippo`.
+    """
     learning_rate, ent_coef = schedules(cfg)
-    optimizer = _optimizer(cfg, learning_rate)
 
     def init(key):
         params = nets.init(key)
@@ -276,7 +308,7 @@ def default_policy(spec: EnvSpec, cfg: PPOConfig, mixer: Mixer | None = None) ->
     return actor_critic.separate(actor, of_team(critic), distribution)
 
 
-def schedules(cfg: SurrogateConfig) -> tuple[optim.Schedule, optim.Schedule]:
+def schedules(cfg: Any) -> tuple[optim.Schedule, optim.Schedule]:
     """The learning rate and the weight of the entropy bonus, of optimiser steps."""
     steps_per_update = cfg.num_epochs * cfg.num_minibatches
     ent_coef = optim.over_run(

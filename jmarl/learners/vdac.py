@@ -11,7 +11,7 @@ References:
   Su et al., 2021, Value-Decomposition Multi-Agent Actor-Critics (https://arxiv.org/abs/2007.12306).
 """
 
-from jmarl import configs, masks
+from jmarl import configs
 from jmarl.configs import config
 from jmarl.learners import checks, parts, ppo
 from jmarl.learners.ppo import ppo_loss, ppo_targets
@@ -51,11 +51,7 @@ def vdac_sum(
     """
     checks.validate(cfg, VDACConfig, spec)
     learner = ppo.ippo(spec, cfg, default_policy(spec, cfg) if nets is None else nets, targets=targets, loss=loss)
-
-    def update(state, batch, key):
-        return learner.update(state, parts.of_team(masks.readable_batch(batch), cfg.team_reward), key)
-
-    return learner._replace(update=update)
+    return parts.for_team(learner, cfg.team_reward)
 
 
 def vdac_mix(

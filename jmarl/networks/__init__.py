@@ -1,6 +1,6 @@
 """Networks: torsos, recurrent cells, parameter sharing, and heads that turn outputs into distributions."""
 
-from jmarl.networks import actor_critic, heads, mixers
+from jmarl.networks import actor_critic, heads, mixers, transformer
 from jmarl.networks.initializers import INITIALIZERS, orthogonal
 from jmarl.networks.recurrent import CELLS, GRU, LSTM, gru_scan
 from jmarl.networks.sharing import SHARING, ensemble, network, one_step, per_agent, per_group, share, shared
@@ -30,4 +30,5 @@ __all__ = [
     "per_group",
     "share",
     "shared",
+    "transformer",
 ]

@@ -1,0 +1,333 @@
+"""A transformer over agents: an encoder of their views, and a decoder that chooses one action after the other.
+
+The encoder attends from each agent to all that act, and says a representation z_i and a value of each. The decoder
+attends to the actions chosen so far, and asks with z_i for what agent i should do after them:
+
+    π(a | o) = Π_i π_i(a_i | z_i, a_1, .., a_{i-1}).
+
+An agent that does not act is attended to by itself alone, and comes after all others in the decoder: so nothing of it
+reaches those that act. Its value is the mean of theirs, since all of them are the team's.
+
+Parameters do not depend on the number of agents. There is no code of places: agents that are not alike must be told
+apart by their views.
+
+References:
+  Vaswani et al., 2017, Attention Is All You Need, sec. 3 (https://arxiv.org/abs/1706.03762).
+  Wen et al., 2022, Multi-Agent Reinforcement Learning is a Sequence Modeling Problem, sec. 4 and fig. 2
+    (https://arxiv.org/abs/2205.14953).
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from jmarl import losses
+from jmarl.networks.actor_critic import action_bounds
+from jmarl.networks.initializers import draw_at_once, orthogonal
+from jmarl.networks.torsos import CNN, MLP, Output
+from jmarl.types import EnvSpec, Observation, Policy, zero_observation
+
+__all__ = ["Attention", "DecoderBlock", "EncoderBlock", "Transformer", "autoregressive", "empty_memory"]
+
+Memory = list[dict[str, tuple[Array, Array]]]  # keys and values [R, N, E] of each block's two attentions
+
+
+class Attention(nn.Module):
+    """Attention of several heads, softmax(q kᵀ / √d) v for each, joined and projected.
+
+    Attributes:
+      size: E, of what comes in and goes out.
+      num_heads: each has d = E / num_heads features.
+    """
+
+    size: int
+    num_heads: int = 1
+
+    def setup(self) -> None:
+        dense = functools.partial(nn.Dense, self.size, kernel_init=orthogonal(1.0))
+        self.query, self.key, self.value, self.out = dense(), dense(), dense(), dense()
+
+    def keys_and_values(self, x: Float[Array, "R N E"]) -> tuple[Float[Array, "R N E"], Float[Array, "R N E"]]:
+        """What others find here."""
+        return self.key(x), self.value(x)
+
+    def attend(
+        self,
+        x: Float[Array, "R K E"],
+        found: tuple[Float[Array, "R N E"], Float[Array, "R N E"]],
+        is_seen: Bool[Array, "#R K N"],
+    ) -> Float[Array, "R K E"]:
+        """From each row of `x` to those keys and values that it sees, of which there must be one."""
+        query, key, value = (y.reshape(*y.shape[:2], self.num_heads, -1) for y in (self.query(x), *found))
+        scores = jnp.einsum("rkhd,rnhd->rhkn", query, key) / math.sqrt(self.size // self.num_heads)
+        lowest = jnp.asarray(jnp.finfo(scores.dtype).min, scores.dtype)
+        weights = jax.nn.softmax(jnp.where(is_seen[:, None], scores, lowest), axis=-1)
+        return self.out(jnp.einsum("rhkn,rnhd->rkhd", weights, value).reshape(x.shape))
+
+    def __call__(
+        self, x: Float[Array, "R K E"], source: Float[Array, "R N E"], is_seen: Bool[Array, "#R K N"]
+    ) -> Float[Array, "R K E"]:
+        """From each row of `x` to those of `source` that it sees."""
+        return self.attend(x, self.keys_and_values(source), is_seen)
+
+
+class EncoderBlock(nn.Module):
+    """Attention between agents, then a layer for each; both are added to what came in, and normalised."""
+
+    size: int
+    num_heads: int
+
+    def setup(self) -> None:
+        self.attention = Attention(self.size, self.num_heads)
+        self.layers = Output(self.size, (self.size,), "gelu")
+        self.norms = [nn.LayerNorm() for _ in range(2)]
+
+    def __call__(self, x: Float[Array, "R N E"], is_seen: Bool[Array, "#R N N"]) -> Float[Array, "R N E"]:
+        x = self.norms[0](x + self.attention(x, x, is_seen))
+        return self.norms[1](x + self.layers(x))
+
+
+class DecoderBlock(nn.Module):
+    """Attention between actions, then from each agent's representation to them, then a layer; no one sees ahead."""
+
+    size: int
+    num_heads: int
+
+    def setup(self) -> None:
+        self.among, self.across = (Attention(self.size, self.num_heads) for _ in range(2))
+        self.layers = Output(self.size, (self.size,), "gelu")
+        self.norms = [nn.LayerNorm() for _ in range(3)]
+
+    def __call__(
+        self, memory: dict[str, tuple[Array, Array]], x: Float[Array, "R K E"], z: Float[Array, "R K E"], place: Any
+    ) -> tuple[dict[str, tuple[Array, Array]], Float[Array, "R K E"]]:
+        """Of the turns `place` to `place + K - 1`, after those that `memory` has noted."""
+
+        def noted(name, new):
+            put = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=place, axis=1)
+            return jax.tree.map(put, memory[name], new)
+
+        num_turns = memory["among"][0].shape[1]
+        is_seen = (jnp.arange(num_turns)[None, :] <= place + jnp.arange(x.shape[1])[:, None])[None]
+        among = noted("among", self.among.keys_and_values(x))
+        x = self.norms[0](x + self.among.attend(x, among, is_seen))
+        across = noted("across", self.across.keys_and_values(x))
+        x = self.norms[1](z + self.across.attend(z, across, is_seen))
+        return {"among": among, "across": across}, self.norms[2](x + self.layers(x))
+
+
+class Transformer(nn.Module):
+    """Encoder and decoder over agents. R are rows: steps, sequences.
+
+    Attributes:
+      output: from the decoder's features to what parametrises an agent's distribution.
+      num_blocks: of the encoder, and of the decoder.
+      num_heads: of each attention.
+      embed_size: E, width of everything.
+      is_image: views are images.
+    """
+
+    output: nn.Module
+    num_blocks: int = 1
+    num_heads: int = 1
+    embed_size: int = 64
+    is_image: bool = False
+
+    def setup(self) -> None:
+        size = self.embed_size
+        self.view = CNN(size=size, activation="gelu") if self.is_image else MLP((size,), "gelu")
+        self.view_norm = nn.LayerNorm()
+        self.encoder = [EncoderBlock(size, self.num_heads) for _ in range(self.num_blocks)]
+        self.value = Output(1, (size,), "gelu")
+        self.action = MLP((size,), "gelu")
+        self.action_norm = nn.LayerNorm()
+        self.decoder = [DecoderBlock(size, self.num_heads) for _ in range(self.num_blocks)]
+
+    def encode(
+        self, views: Float[Array, "R N ..."], is_seen: Bool[Array, "#R N N"]
+    ) -> tuple[Float[Array, "R N E"], Float[Array, "R N"]]:
+        """Representations and values; `is_seen[r, i, j]`: agent i attends to agent j."""
+        x = self.view_norm(self.view(views))
+        for block in self.encoder:
+            x = block(x, is_seen)
+        return x, self.value(x)[..., 0]
+
+    def decode(
+        self, memory: Memory, previous: Float[Array, "R K F"], z: Float[Array, "R K E"], place: Any
+    ) -> tuple[Memory, Any]:
+        """The outputs of turns `place` to `place + K - 1`.
+
+        Args:
+          memory: of the turns before.
+          previous: what was done in the turn before each; the first is told by a feature of its own.
+          z: the representations of those whose turns they are.
+          place: of the first of them.
+        """
+        x, notes = self.action_norm(self.action(previous.astype(z.dtype))), []
+        for block, before in zip(self.decoder, memory, strict=True):
+            after, x = block(before, x, z, place)
+            notes.append(after)
+        return notes, self.output(x)
+
+    def __call__(self, views: Array, is_seen: Array, previous: Array) -> tuple[Any, Array]:
+        """Outputs and values of all agents, in one pass."""
+        z, value = self.encode(views, is_seen)
+        return self.decode(empty_memory(self, z), previous, z, 0)[1], value
+
+
+def empty_memory(model: Transformer, z: Float[Array, "R N E"]) -> Memory:
+    """Of a decoder before its first turn, with a place for each turn."""
+    empty = jnp.zeros_like(z)
+    return [{"among": (empty, empty), "across": (empty, empty)} for _ in range(model.num_blocks)]
+
+
+def autoregressive(
+    spec: EnvSpec, model: Transformer, distribution: Callable[[Any, Any], Any], *, order: str = "fixed"
+) -> Policy:
+    """The policy of a transformer: agents choose one after the other, each knowing what those before it chose.
+
+    Acting is one scan over turns. What was done is evaluated in one pass, with every action known beforehand.
+
+    Args:
+      spec: of the environment.
+      model: the network.
+      distribution: `(model's output, action_mask) -> distribution` over actions, such as `policy_output` returns.
+      order: of turns: "fixed" for that of the agent axis, "random" for one that is drawn at every step while
+        exploring. It is part of the carry, which is then numbers `[B, N]` by which agents are sorted.
+    """
+    is_random, num_agents = order == "random", spec.num_agents
+
+    def apply(params, *args, method=None):
+        return model.apply({"params": params}, *args, method=method)
+
+    def init(key):
+        obs = zero_observation(spec, (1,))
+        action = jnp.zeros((1, num_agents) if spec.is_discrete else (1, num_agents, spec.action_size))
+        previous = _previous(_features(spec, action.astype(jnp.int32) if spec.is_discrete else action))
+        return draw_at_once(model.init(key, obs.agents, _is_seen(spec, obs), previous)["params"], key)
+
+    def init_carry(batch_shape):
+        return jnp.zeros((*batch_shape, num_agents), jnp.float32) if is_random else ()
+
+    def encode(params, obs):
+        z, value = apply(params, obs.agents, _is_seen(spec, obs), method="encode")
+        if spec.always_act:
+            return z, value
+        has_own = obs.agent_mask | ~obs.agent_mask.any(-1, keepdims=True)  # its own, too, where nobody acts
+        return z, jnp.where(has_own, value, losses.masked_mean(value, has_own, axis=-1)[:, None])
+
+    def turns(obs, carry):
+        """The agent of each turn `[R, N]`, those that act first; None if that is the order of the axis."""
+        if spec.always_act and not is_random:
+            return None
+        rank = carry if is_random else jnp.zeros(obs.agent_mask.shape, jnp.float32)
+        return jnp.argsort(jnp.where(obs.agent_mask, rank, 2.0), axis=-1, stable=True)
+
+    def play(params, obs, order, choose):
+        """One action after the other; `choose` takes one from a distribution. Actions, outputs, values of agents."""
+        z, value = encode(params, obs)
+        num_rows = z.shape[0]
+        who = jnp.broadcast_to(jnp.arange(num_agents), (num_rows, num_agents)) if order is None else order
+        memory = empty_memory(model, z)
+
+        def turn(state, x):
+            memory, previous = state
+            place, z, who = x
+            memory, output = apply(params, memory, previous, z, place, method="decode")
+            # As if each agent were the one whose turn it is: distributions know agents by their place.
+            everyone = jax.tree.map(lambda y: jnp.broadcast_to(y, (num_rows, num_agents, y.shape[-1])), output)
+            actions = choose(distribution(everyone, obs.action_mask))
+            features = _features(spec, actions).astype(z.dtype)
+            features = jnp.concatenate([jnp.zeros_like(features[..., :1]), features], axis=-1)
+            action, done = (jnp.take_along_axis(y, _index(who, y), axis=1)[:, :1] for y in (actions, features))
+            return (memory, done), (action, output)
+
+        start = _previous(jnp.zeros((num_rows, 1, _num_features(spec)), z.dtype))
+        xs = jnp.arange(num_agents), jnp.moveaxis(_in_turn(z, order), 1, 0)[:, :, None], who.T[..., None]
+        _, played = jax.lax.scan(turn, (memory, start), xs)
+        action, output = jax.tree.map(lambda y: _by_agent(jnp.moveaxis(y[:, :, 0], 0, 1), order), played)
+        return action, output, value
+
+    def sample(params, carry, obs, first, key):
+        key_noise, key_order = jax.random.split(key)
+        draw = jax.random.gumbel if spec.is_discrete else jax.random.normal
+        noise = draw(key_noise, (len(first), num_agents, _num_features(spec)), jnp.float32)
+        order = turns(obs, carry)
+        action, output, value = play(params, obs, order, lambda pi: pi.from_noise(noise)[0])
+        # Of the action as it is stored, in the same way as in the update: so that finds a ratio of 1 at first.
+        log_prob = distribution(output, obs.action_mask).log_prob(action)
+        carry = jax.random.uniform(key_order, carry.shape, jnp.float32) if is_random else carry
+        return carry, action, {"log_prob": log_prob, "value": value}
+
+    def mode(params, carry, obs, first):
+        action, _, _ = play(
+            params, obs, turns(obs, jnp.zeros_like(carry) if is_random else carry), lambda pi: pi.mode()
+        )
+        return carry, action
+
+    def evaluate(params, carry, obs, first, action):
+        if is_random and len(first) > 1:
+            raise ValueError(
+                f"order='random' is known for single steps, and these are sequences of {len(first)}: learn from steps, "
+                f"or choose order='fixed'."
+            )
+        rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), obs)
+        features = _features(spec, action.reshape(-1, *action.shape[2:]))
+        order = turns(rows, carry)
+        z, value = encode(params, rows)
+        previous, memory = _previous(_in_turn(features, order)), empty_memory(model, z)
+        _, output = apply(params, memory, previous, _in_turn(z, order), 0, method="decode")
+        output = jax.tree.map(lambda y: _by_agent(y, order).reshape(*first.shape, num_agents, -1), output)
+        pi = distribution(output, obs.action_mask)
+        return pi.log_prob(action), pi.entropy(), value.reshape(*first.shape, num_agents)
+
+    return Policy(init, init_carry, sample, mode, evaluate)
+
+
+def _is_seen(spec: EnvSpec, obs: Observation) -> Bool[Array, "R N N"]:
+    """Who attends to whom: all to those that act, and each to itself."""
+    itself = jnp.eye(spec.num_agents, dtype=bool)[None]
+    return jnp.ones_like(itself) if spec.always_act else obs.agent_mask[:, None, :] | itself
+
+
+def _num_features(spec: EnvSpec) -> int:
+    return (spec.num_actions if spec.is_discrete else spec.action_size) or 0
+
+
+def _features(spec: EnvSpec, action: Array) -> Float[Array, "R N F"]:
+    """Of actions: one-hot, or scaled so that -1 and 1 are the bounds, with nothing in place of padding."""
+    if spec.is_discrete:
+        return jax.nn.one_hot(action, _num_features(spec), dtype=jnp.float32)
+    low, high = (bound.astype(np.float32) for bound in action_bounds(spec))
+    sizes = np.asarray(spec.action_sizes or (spec.action_size,) * spec.num_agents)
+    is_real = np.arange(low.shape[1]) < sizes[:, None]
+    centre, half = (low + high) / 2, np.where(is_real, (high - low) / 2, 1.0).astype(np.float32)
+    return jnp.where(is_real[None], (action - centre[None]) / half[None], 0.0)
+
+
+def _previous(features: Float[Array, "R K F"]) -> Float[Array, "R K F1"]:
+    """What was done in the turn before each, behind a feature that is 1 in the first turn, before which nothing was."""
+    is_first = jnp.zeros_like(features[..., :1]).at[:, 0].set(1.0)
+    before = jnp.concatenate([jnp.zeros_like(features[:, :1]), features[:, :-1]], axis=1)
+    return jnp.concatenate([is_first, before], axis=-1)
+
+
+def _index(order: Int[Array, "R K"], x: Array) -> Array:
+    return order.reshape(*order.shape, *[1] * (x.ndim - 2))
+
+
+def _in_turn(x: Array, order: Int[Array, "R N"] | None) -> Array:
+    """`x[r, order[r]]`, from the order of agents to that of turns."""
+    return x if order is None else jnp.take_along_axis(x, _index(order, x), axis=1)
+
+
+def _by_agent(x: Array, order: Int[Array, "R N"] | None) -> Array:
+    """The inverse of `_in_turn`."""
+    return x if order is None else _in_turn(x, jnp.argsort(order, axis=-1))
