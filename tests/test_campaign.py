@@ -69,7 +69,9 @@ def test_a_stopped_run_goes_on(tmp_path, monkeypatch, capfd):
         ("[[run]]\nname = 'a'\ntrain = 'ippo'\npublished = 'much'", "must be a number"),
         ("[[run]]\nname = 'a'\ntrain = 'ippo'\n[[run]]\nname = 'a'\ntrain = 'ippo'", "two runs called a"),
         ("[[run]]\nname = 'a'\ntrain = 'ippo --run-dir b'", "leave --run-dir out"),
+        ("[[run]]\nname = 'a'\ntrain = 'ippo --sweep gamma=0.9,0.99'", "leave --sweep out"),
         ("[[run]]\nname = 'a'\ntrain = 'ippo --env nowhere'", "a: "),
+        ("[[run]]\nname = 'a'\ntrain = 'ippo --gamma banana'", "a: jmarl train refuses 'ippo --gamma banana'"),
         ("[[run", "is no TOML"),
     ],
 )

@@ -27,6 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 import tyro
 from rich.console import Console
@@ -34,7 +35,7 @@ from rich.markdown import Markdown
 
 from jmarl.cli import experiment, run_folders, statistics_of_runs, train
 from jmarl.cli.errors import UsageError, usage_errors
-from jmarl.cli.options import parse
+from jmarl.cli.options import canonical, parse
 
 KEPT = ("config.json", "metrics.json", "learning_curve.png")
 
@@ -86,18 +87,24 @@ def _entry(table: Any, where: str) -> Entry:
 def words_of(entry: Entry, options: str) -> list[str]:
     """The words after "jmarl train"; the campaign's own options come last, and so win."""
     words = [*shlex.split(entry.train), *shlex.split(options)]
-    if "--run-dir" in words:
-        raise UsageError(f"{entry.name}: leave --run-dir out of {entry.train!r}: the name is that of its folder.")
+    given = {canonical(word) for word in words}
+    for option in ("--run-dir", "--sweep", "--resume", "--dry-run"):
+        if option in given:
+            raise UsageError(
+                f"{entry.name}: leave {option} out of {entry.train!r}: a run of a campaign is one, in NAME."
+            )
     return words
 
 
 def require_possible(entry: Entry, words: Sequence[str]) -> None:
-    """Refuses what `jmarl train` refuses, before anything is trained. What it prints then names no run."""
+    """Refuses what `jmarl train` refuses, before anything is trained."""
     try:
         arguments = parse(words, experiment.options_of, prog="jmarl train", does=train.DOES)
         experiment.build(*arguments[:4])
     except (UsageError, ValueError, TypeError) as error:
         raise UsageError(f"{entry.name}: {error}") from error
+    except SystemExit as stop:  # of the command line's own parser, which has said why
+        raise UsageError(f"{entry.name}: jmarl train refuses {entry.train!r}, as said above.") from stop
 
 
 # ------------------------------------------------------------------------------------------------------- the state
@@ -256,6 +263,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "jmarl campaign") -> int
     def stop(number: int, frame: Any) -> None:
         raise KeyboardInterrupt
 
+    jax.config.update("jax_platforms", "cpu")  # devices are for the runs, in processes of their own
     before = signal.signal(signal.SIGTERM, stop)
     try:
         with usage_errors():
