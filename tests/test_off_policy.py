@@ -96,7 +96,7 @@ def test_no_select_over_the_buffer_under_vmap(make_buffer):
 def test_prioritized_replay_learns_and_remembers_errors():
     loop = small_loop(buffer=buffers.prioritized(64, 8))
     run, metrics = jax.jit(jmarl.make_train(loop, 5))(jax.random.key(0), SMALL)
-    priority = run.buffer.priority[: int(run.buffer.count)]
+    priority = run.buffer.priority.shares[: int(run.buffer.count)]
     assert len(np.unique(priority)) > 3 and (priority > 0).all() and np.isfinite(metrics["loss/td"]).all()
     assert "priority" not in metrics
 
