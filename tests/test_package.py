@@ -10,6 +10,7 @@ import textwrap
 import zipfile
 from pathlib import Path
 
+import jaxmarl  # noqa: F401, whose import disturbs the first doctest in which it happens
 import pytest
 
 import jmarl
