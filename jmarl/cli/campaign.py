@@ -128,7 +128,7 @@ def is_done(folder: Path) -> bool:
 
 
 def row(entry: Entry, folder: Path) -> list[str]:
-    """What the table says of a run: steps, seeds, its last evaluation, the published number, its command."""
+    """What the table says of a run: steps, seeds, its last evaluation, the published number and whose, its device."""
     facts = run_folders.read_config(folder)
     metrics = run_folders.load_metrics(folder)[1]
     if entry.metric not in metrics:
