@@ -137,6 +137,7 @@ def test_unknown_environment_names_the_nearest(capsys):
         (("--eval-episodes", "-1"), "--eval-episodes -1 must be positive, or 0"),
         (("--checkpoint-every", "nan"), "--checkpoint-every nan must be positive, or 0"),
         (("--checkpoint-every", "-1"), "--checkpoint-every -1.0 must be positive, or 0"),
+        (("--keep-checkpoints", "0"), "--keep-checkpoints 0 must be at least 1"),
         (("--seed", "-1"), "--seed -1 must be at least 0 and less than 2**32"),
         (("--seed", "4294967296"), "--seed 4294967296 must be at least 0 and less than 2**32"),
         ((*CHEAP, "--env-kwargs", "max_steps_in_episode=0"), "Episodes of CartPole-v1 have 0 steps"),

@@ -59,6 +59,7 @@ class Options:
     distributed: bool = False  # one of several processes that share the seeds, as srun starts them; needs --run-dir
     run_dir: Path | None = None  # a new folder for the results; None: runs/ALGORITHM-ENV-TIME
     checkpoint_every: float = 60.0  # seconds between two checkpoints, from which --resume goes on; 0: none
+    keep_checkpoints: int = 3  # the last ones; with more, jmarl tournament RUN --checkpoints shows what training brought
     gif: bool = True  # draw one greedy episode
     tensorboard: bool = False  # write TensorBoard's files, too
     wandb: str | None = None  # send metrics to this project of Weights & Biases, too; WANDB_MODE=offline: later
@@ -178,6 +179,7 @@ def require_sensible(options: Options) -> None:
         require_at_least_one(eval_every=options.eval_every)
     if not 0 <= options.checkpoint_every < math.inf:  # NaN is not, either
         raise UsageError(f"--checkpoint-every {options.checkpoint_every} must be positive, or 0 for no checkpoints.")
+    require_at_least_one(keep_checkpoints=options.keep_checkpoints)
     require_seed(options.seed)
 
 
@@ -317,7 +319,9 @@ def _train(
     evaluation = jmarl.Evaluation(options.eval_episodes, options.eval_every, eval_env)
     # A run that was killed before it made the folder has left no metrics either, and begins anew: the caller saw to it.
     checkpoints = folder / "checkpoints"
-    checkpoint = jmarl.Checkpointing(checkpoints, options.checkpoint_every, resume=checkpoints.exists())
+    checkpoint = jmarl.Checkpointing(
+        checkpoints, options.checkpoint_every, keep=options.keep_checkpoints, resume=checkpoints.exists()
+    )
     to_resume = how_to_resume(folder, algorithm, options.env)
     total_env_steps = num_iterations * loop.env_steps_per_iteration
     is_longer = is_first and is_resumed and before.get("total_steps") != options.total_steps
