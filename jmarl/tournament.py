@@ -39,6 +39,7 @@ __all__ = [
     "Player",
     "Standings",
     "bradley_terry",
+    "group_means",
     "play",
     "points",
     "returns",
@@ -240,14 +241,16 @@ def points(matches: Matches, wins: str = "return") -> np.ndarray:
       matches: of `play`.
       wins: "return": the side wins whose members earned more, on average. Or an entry of the environment's info, such
         as "won" or "foe/beaten", that tells what side 0 made of an episode, from 0 to 1; where it is not known, since
-        the episode was cut off, it counts as drawn.
+        the episode was cut off, it counts as drawn. Or "duplicate", for sides that are paid unlike: as in duplicate
+        bridge, a side wins if it did better than the median of all pairs from the same start state.
     """
-    if wins == "return":
+    if wins in ("return", "duplicate"):
         first, second = _side_returns(matches)
-        return (1 + np.sign(first - second)) / 2
+        margin = first - second
+        return (1 + np.sign(margin - (np.median(margin, axis=(0, 1)) if wins == "duplicate" else 0.0))) / 2
     told = evaluation.flat_info(matches.episodes.info)
     if wins not in told:
-        known = ", ".join(["return", *sorted(told)])
+        known = ", ".join(["return", "duplicate", *sorted(told)])
         raise ValueError(f"wins={wins!r} is nothing that the environment tells: choose one of {known}.")
     won = np.asarray(told[wins], float)
     won = np.where(matches.episodes.has_ended & np.isfinite(won), won, 0.5)
@@ -274,6 +277,33 @@ def _side_returns(matches: Matches) -> np.ndarray:
     """`[2, P, P, E]`, in double precision: the mean of equal numbers is that number."""
     of_agents = np.asarray(matches.episodes.returns, float)
     return np.stack([of_agents[..., list(side)].mean(-1) for side in matches.sides])
+
+
+def group_means(values: Float[np.ndarray, "*any P P"], groups: Sequence[Sequence[int]]) -> Estimate:
+    """Means over the pairs of two groups of players, as over the seeds of two algorithms, `[.., G, G]`.
+
+    The interval is of the players, not of their episodes: percentiles of 2,000 means, for each of which the players of
+    each side are drawn again (Efron and Tibshirani, 1993, An Introduction to the Bootstrap). Of few players it is too
+    narrow; of one there is none, and its ends are the value.
+
+    Args:
+      values: of each player on side 0 against each on side 1, such as `returns(matches).value`.
+      groups: numbers of the players in each group.
+
+    >>> values = np.array([[1.0, 3.0, 5.0], [1.0, 3.0, 5.0], [0.0, 0.0, 0.0]])
+    >>> group_means(values, [[0, 1], [2]]).value.tolist()
+    [[2.0, 5.0], [0.0, 0.0]]
+    """
+    rng = np.random.default_rng(0)
+    members = [np.asarray(group) for group in groups]
+    draws = [[group[rng.integers(len(group), size=(2000, len(group)))] for group in members] for _ in range(2)]
+    mean = np.stack([np.stack([values[..., i[:, None], j].mean((-2, -1)) for j in members], -1) for i in members], -2)
+    ends = np.empty((2, *mean.shape))
+    for row, i in enumerate(draws[0]):
+        for column, j in enumerate(draws[1]):
+            again = values[..., i[:, :, None], j[:, None, :]].mean((-2, -1))
+            ends[..., row, column] = np.quantile(again, [0.025, 0.975], axis=-1)
+    return Estimate(mean, *ends)
 
 
 def standings(matches: Matches, wins: str = "return", *, prior: float = 1.0) -> Standings:

@@ -178,10 +178,38 @@ def test_an_entry_of_the_info_says_who_won(rps):
     assert (tournament.points(with_info({"beaten": 1}), "foe/beaten") == 1).all()
     assert (tournament.points(with_info({"beaten": 1}, has_ended=False), "foe/beaten") == 0.5).all()
     assert (tournament.points(with_info({"beaten": np.nan}), "foe/beaten") == 0.5).all()
-    with pytest.raises(ValueError, match=r"wins='won' is nothing that .* choose one of return, paid"):
+    with pytest.raises(ValueError, match=r"wins='won' is nothing that .* choose one of return, duplicate, paid"):
         tournament.points(rps, "won")
     with pytest.raises(ValueError, match="wins='paid' is between -1 and 1: it must be 1 where side 0 won"):
         tournament.points(rps, "paid")
+
+
+def test_duplicate_compares_pairs_that_began_alike(rps):
+    """Side 1 is always paid more, and more in some start states: who plays better wins nevertheless."""
+    skill = np.array([0.0, 1.0, 2.0])
+    margin = (skill[:, None] - skill)[..., None] - np.array([10.0, 1000.0])
+    returns = np.stack([margin, np.zeros_like(margin)], axis=-1)
+    matches = rps._replace(episodes=rps.episodes.replace(returns=returns))
+    assert (tournament.points(matches) == 0).all()
+    expected = [[0.5, 0.0, 0.0], [1.0, 0.5, 0.0], [1.0, 1.0, 0.5]]
+    np.testing.assert_array_equal(
+        tournament.points(matches, "duplicate"), np.repeat(np.array(expected)[..., None], 2, -1)
+    )
+
+
+def test_the_interval_of_groups_is_of_players_and_covers():
+    """Means of players drawn from a population: its interval holds the true value about as often as it says."""
+    rng, held = np.random.default_rng(0), []
+    for _ in range(60):
+        skill = rng.normal(size=24)
+        values = skill[:, None] + rng.normal(size=24) + 0.01 * rng.normal(size=(2, 24, 24))
+        estimate = tournament.group_means(values, [range(12), range(12, 24)])
+        np.testing.assert_allclose(estimate.value[0, 0, 1], values[0, :12, 12:].mean())
+        held.append((estimate.low <= 0) & (estimate.high >= 0))
+    assert 0.85 < np.mean(held) < 0.98
+    alone = tournament.group_means(np.eye(3), [[0], [1, 2]])
+    assert alone.low[0, 0] == alone.value[0, 0] == alone.high[0, 0] == 1
+    assert alone.value[1, 1] == 0.5 and alone.low[1, 1] == 0 and alone.high[1, 1] == 1
 
 
 def test_a_side_earns_the_mean_of_its_members(rps):
@@ -353,13 +381,18 @@ def test_the_command_lets_runs_random_and_scripted_players_meet(runs, capsys):
     assert draw[4, 4] == 1 and np.shape(content["role_rating"]["value"]) == (2, 5)
     printed = capsys.readouterr().out
     assert "b/0 does not play: its parameters are not finite." in printed and "rating" in printed
-    assert (folder / "tournament" / "tournament.png").exists()
+    assert {path.name for path in (folder / "tournament").glob("*.png")} == {"tournament.png", "by_run.png"}
+    groups = content["by_run"]
+    assert groups["names"] == ["a", "b", "random", "rock"] and np.shape(groups["returns"]["low"]) == (2, 4, 4)
+    paid = np.array(content["returns"]["value"])
+    np.testing.assert_allclose(np.array(groups["returns"]["value"])[:, 0, 2], paid[:, :2, 3].mean(-1))
     assert "tournament exists already" in refused(capsys, "a", "b", *words)
 
     main.main(["tournament", "b", *NAMED, "--checkpoints", "--wins", "won", "--out", "again"])
     again = json.loads((folder / "again" / "tournament.json").read_text())
     assert [player["name"] for player in again["players"]] == ["b@10/0", "b@10/1", "b@20/1"]
     np.testing.assert_array_equal(np.array(again["win"])[1:, 1:], win[2, 2])  # the same policy, twice
+    assert again["by_run"]["names"] == ["b@10", "b@20"] and (folder / "again" / "training.png").exists()
 
 
 @pytest.mark.parametrize(
@@ -448,6 +481,11 @@ def test_everything_that_a_figure_says_is_inside_it(num, tmp_path, monkeypatch):
     sides = ("agent_0", "adversary (3)")
     command.draw(matrix, series, names, tmp_path / "a.png", sides=sides, is_share=True, **look)
     crossplay.draw_matrix(matrix, tmp_path / "b.png", **look)
+    of_runs = tournament.Estimate(*(x * np.ones((2, num, num)) for x in (1234.5, -1.0, 2345.6)))
+    command.draw_by_run(of_runs, names, tmp_path / "c.png", sides=sides)
+    players = [{"run": f"{i % 3}", "seed": 0, "name": name, "env_steps": i} for i, name in enumerate(names)]
+    players[-1]["run"] = None
+    command.draw_training(series, players, tmp_path / "d.png")
     for figure in figures:
         drawn, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
         outside = -drawn.x0, -drawn.y0, drawn.x1 - width, drawn.y1 - height

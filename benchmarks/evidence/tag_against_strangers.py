@@ -36,10 +36,23 @@ def fleeing(obs: jmarl.types.Observation) -> jax.Array:
     inwards = -jnp.sign(place) * jnp.maximum(jnp.abs(place) - 0.8, 0.0)
     direction = away / jnp.linalg.norm(away, axis=-1, keepdims=True) + 10.0 * inwards
     direction = direction / jnp.maximum(jnp.linalg.norm(direction, axis=-1, keepdims=True), 1e-6)
-    left_right, down_up = direction[:, :1], direction[:, 1:]
-    force = [jnp.maximum(-left_right, 0), jnp.maximum(left_right, 0), jnp.maximum(-down_up, 0), jnp.maximum(down_up, 0)]
-    action = jnp.concatenate([jnp.zeros_like(left_right), *force], axis=-1)
-    return jnp.broadcast_to(action[:, None], (*obs.agent_mask.shape, 5))
+    return jnp.broadcast_to(_pushed(direction)[:, None], (*obs.agent_mask.shape, 5))
+
+
+def chasing_and_fleeing(obs: jmarl.types.Observation) -> jax.Array:
+    """Adversaries head for the prey, which flees; continuous actions. For `jmarl tournament --scripted`.
+
+    An adversary sees its velocity and place, and relative to itself two landmarks, the others and the prey, the last.
+    """
+    towards = obs.agents[:, :-1, 12:14]
+    towards = towards / jnp.maximum(jnp.linalg.norm(towards, axis=-1, keepdims=True), 1e-6)
+    return jnp.concatenate([_pushed(towards), fleeing(obs)[:, -1:]], axis=1)
+
+
+def _pushed(direction: jax.Array) -> jax.Array:
+    """The action that pushes so: nothing, left, right, down, up."""
+    x, y = direction[..., :1], direction[..., 1:]
+    return jnp.concatenate([0 * x, *(jnp.maximum(force, 0) for force in (-x, x, -y, y))], axis=-1)
 
 
 def main(argv: list[str]) -> None:

@@ -59,7 +59,7 @@ class Options:
     distributed: bool = False  # one of several processes that share the seeds, as srun starts them; needs --run-dir
     run_dir: Path | None = None  # a new folder for the results; None: runs/ALGORITHM-ENV-TIME
     checkpoint_every: float = 60.0  # seconds between two checkpoints, from which --resume goes on; 0: none
-    keep_checkpoints: int = 3  # the last ones; with more, jmarl tournament RUN --checkpoints shows what training brought
+    keep_checkpoints: int = 3  # the last ones; jmarl tournament RUN --checkpoints lets them meet
     gif: bool = True  # draw one greedy episode
     tensorboard: bool = False  # write TensorBoard's files, too
     wandb: str | None = None  # send metrics to this project of Weights & Biases, too; WANDB_MODE=offline: later

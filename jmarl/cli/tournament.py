@@ -3,9 +3,10 @@
     jmarl tournament runs/mappo runs/ippo --random
     jmarl tournament runs/mappo --checkpoints --scripted heuristics.py:chase
 
-Leaves tournament.json and tournament.png, and prints a table. Where the environment has two teams, players are rated by
-the episodes that they win; where it has none, one agent plays with strangers and returns are compared, as in
-`jmarl crossplay`. `jmarl.tournament` says what the numbers are.
+Leaves tournament.json and tournament.png, by_run.png where runs have several seeds, with intervals over them, and
+training.png of checkpoints, ratings against environment steps; and prints a table. Where the environment has two teams,
+players are rated by the episodes that they win; where it has none, one agent plays with strangers and returns are
+compared, as in `jmarl crossplay`. `jmarl.tournament` says what the numbers are.
 """
 
 import json
@@ -171,7 +172,7 @@ def require_told(env: Env, player: Player, wins: str) -> None:
         return jmarl.evaluation.play_episodes(env, player.learner, player.state, key, num_episodes=1)
 
     told = jmarl.evaluation.flat_info(jax.eval_shape(play, jax.random.key(0)).info)
-    if wins not in (known := ["return", *told]):
+    if wins not in (known := ["return", "duplicate", *told]):
         raise UsageError(f"--wins {wins} is nothing that {env.spec.name} tells: {nearest(wins, known)}")
 
 
@@ -232,8 +233,16 @@ def best_first(columns: Mapping[str, Estimate]) -> np.ndarray:
 # -------------------------------------------------------------------------------------------------------- figures
 
 
-def draw_heat_map(axes: Any, matrix: np.ndarray, names: Sequence[str], *, label: str, is_share: bool = False) -> None:
-    """A matrix of all pairs, with a number in each cell where there is room for it."""
+def draw_heat_map(
+    axes: Any,
+    matrix: np.ndarray,
+    names: Sequence[str],
+    *,
+    label: str,
+    is_share: bool = False,
+    between: tuple[np.ndarray, np.ndarray] | None = None,
+) -> None:
+    """A matrix of all pairs, with a number in each cell where there is room, and the ends of an interval if given."""
     num = len(matrix)
     limits = {"vmin": 0.0, "vmax": 1.0} if is_share else {}
     image = axes.imshow(matrix, cmap="RdBu" if is_share else "cividis", **limits)
@@ -242,7 +251,11 @@ def draw_heat_map(axes: Any, matrix: np.ndarray, names: Sequence[str], *, label:
         for (row, column), value in np.ndenumerate(matrix):
             red, green, blue, _ = image.cmap(image.norm(value))
             ink = "white" if 0.3 * red + 0.59 * green + 0.11 * blue < 0.5 else "black"
-            axes.text(column, row, f"{value:.{digits}f}", ha="center", va="center", color=ink, fontsize=8)
+            text = f"{value:.{digits}f}"
+            if between is not None and num <= 8:
+                low, high = (x[row, column] for x in between)
+                text += f"\n{low:.{digits}f} to {high:.{digits}f}" if low < high else ""
+            axes.text(column, row, text, ha="center", va="center", color=ink, fontsize=8)
     size = 8 if num <= 24 else 6
     are_long = max(map(len, names)) > 3
     axes.set_xticks(range(num), names, rotation=90 if are_long else 0, fontsize=size)
@@ -293,6 +306,55 @@ def draw(
     return path
 
 
+def draw_by_run(of_runs: Estimate, names: Sequence[str], path: Path, *, sides: tuple[str, str]) -> Path:
+    """Returns of either side, averaged over the seeds of two runs, with intervals over seeds where there is room."""
+    num = len(names)
+    shown = [_shortened(name) for name in names]
+    room = 0.07 * max(map(len, shown))
+    side = num * (0.95 if num <= 8 else 0.4 if num <= 16 else 0.19) + 0.6
+    figure = drawing.Figure(figsize=(2 * (side + room + 1.3), side + room + 0.9), layout="constrained")
+    for i, axes in enumerate(figure.subplots(1, 2)):
+        value, low, high = (x[i] for x in of_runs)
+        draw_heat_map(axes, value, shown, label="", between=(low, high))
+        axes.set_title(f"return of {sides[i]}", fontsize="medium")
+        axes.set_xlabel(f"as {sides[1]}")
+        axes.set_ylabel(f"as {sides[0]}")
+    figure.savefig(path, dpi=130)
+    return path
+
+
+def draw_training(series: Mapping[str, Estimate], players: Sequence[Mapping[str, Any]], path: Path) -> Path:
+    """Each number of `series` against environment steps: thin lines of seeds, a thick one for their mean."""
+    seeds: dict[tuple[str, int], list[int]] = {}
+    for i, player in enumerate(players):
+        if player["run"] is not None:
+            seeds.setdefault((player["run"], player["seed"]), []).append(i)
+    runs = list(dict.fromkeys(run for run, _ in seeds))
+    figure = drawing.Figure(figsize=(4.2 * len(series), 3.4), layout="constrained")
+    for axes, (name, estimate) in zip(figure.subplots(1, len(series), squeeze=False)[0], series.items(), strict=True):
+        for number, run in enumerate(runs):
+            colour = plotting.COLOURS[number % len(plotting.COLOURS)]
+            curves = [np.array(who) for (of, _), who in seeds.items() if of == run]
+            for who in curves:
+                steps = [players[i]["env_steps"] for i in who]
+                axes.plot(steps, estimate.value[who], color=colour, linewidth=0.7, alpha=0.5)
+                axes.fill_between(steps, estimate.low[who], estimate.high[who], color=colour, alpha=0.08, linewidth=0)
+            if len({len(who) for who in curves}) == 1:
+                steps = [players[i]["env_steps"] for i in curves[0]]
+                mean = np.mean([estimate.value[who] for who in curves], axis=0)
+                axes.plot(steps, mean, color=colour, linewidth=1.8, label=_shortened(Path(run).name))
+        for i, player in enumerate(players):
+            if player["run"] is None:
+                axes.axhline(estimate.value[i], color="0.4", linestyle=":", linewidth=1, label=player["name"])
+        axes.set_xlabel("environment steps")
+        axes.set_title(name, fontsize="medium")
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=8)
+    figure.savefig(path, dpi=130)
+    return path
+
+
 def _shortened(name: str) -> str:
     """The end of a long name, where players of one run differ."""
     return name if len(name) <= 28 else f"..{name[-26:]}"
@@ -325,11 +387,13 @@ def tournament(
       out: a new folder.
       overwrite: replace the files of an earlier call.
       episodes: greedy episodes of each pair, from the same start states.
-      wins: who wins an episode. return: the side that earns more for each of its members; or an entry of the
-        environment's info that tells whether side 0 won, such as won. None: return where teams oppose each other;
-        elsewhere nobody, so that returns are compared instead.
+      wins: who wins an episode. return: the side that earns more for each of its members; duplicate: the one that does
+        better than most did from the same start, for sides that are paid unlike; or an entry of the environment's info
+        that tells whether side 0 won, such as won. None: return where teams oppose each other; elsewhere nobody, so
+        that returns are compared instead.
       best: each seed as it was when it scored best in an evaluation, not as it is at the end.
-      checkpoints: every checkpoint that a run has kept is a player, not the last one alone.
+      checkpoints: every checkpoint that a run has kept is a player, not the last one alone; see --keep-checkpoints of
+        jmarl train.
       random: a random player takes part.
       scripted: functions of your own that take part, module:function or file.py:function, observation -> actions.
       agent: number of the agent that plays with strangers, where there are no teams.
@@ -391,8 +455,13 @@ def tournament(
         "returns": as_json(jmarl.tournament.returns(matches)),
         **({} if table is None else as_json(table)),
     }
-    (out / "tournament.json").write_text(json.dumps(facts, indent=1, allow_nan=False) + "\n")
     title = f"{len(names)} players on {spec.name}, {episodes} episodes of each pair"
+    groups = by_run(about)
+    if 2 <= len(groups) < len(names):
+        of_runs = jmarl.tournament.group_means(jmarl.tournament.returns(matches).value, list(groups.values()))
+        facts["by_run"] = {"names": list(groups), "returns": as_json(of_runs)}
+        draw_by_run(of_runs, list(groups), out / "by_run.png", sides=sides)
+    (out / "tournament.json").write_text(json.dumps(facts, indent=1, allow_nan=False) + "\n")
     if table is None:
         matrix, series = team_returns(matches), {"return with others": with_strangers(matches)}
         label = "return of an episode, averaged over agents"
@@ -401,8 +470,20 @@ def tournament(
         label = f"share won by {sides[0]}, a draw counting half"
     is_share = table is not None
     draw(matrix, series, names, out / "tournament.png", sides=sides, title=title, label=label, is_share=is_share)
+    if checkpoints:
+        draw_training(series, about, out / "training.png")
     print_table(names, series, title, ".0f" if is_share else ".4g")
-    print(f"tournament.png and tournament.json are in {out}")
+    written = sorted(path.name for path in out.glob("*.png"))
+    print(f"{', '.join(written)} and tournament.json are in {out}")
+
+
+def by_run(players: Sequence[Mapping[str, Any]]) -> dict[str, list[int]]:
+    """The numbers of those players who are seeds of one run, as they were at one time."""
+    groups: dict[str, list[int]] = {}
+    for i, player in enumerate(players):
+        name = player["name"] if player["seed"] is None else player["name"].removesuffix(f"/{player['seed']}")
+        groups.setdefault(name, []).append(i)
+    return groups
 
 
 def ratings_by_name(table: Standings, sides: tuple[str, str]) -> dict[str, Estimate]:
