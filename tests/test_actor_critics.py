@@ -192,7 +192,7 @@ def test_slope_of_an_agents_action_in_a_product(others, slope):
 
     def product(params, carry, x, first):
         _, own, others = x
-        return carry, jnp.prod(actor_critic.joint_actions(own, others), axis=-1)[None]
+        return carry, jnp.prod(actor_critic.joint_actions(own, others).joined(), axis=-1)[None]
 
     critic = Network(lambda key: (), product, lambda shape: ())
     cfg = DDPGConfig(other_actions=others, critic_view="state", **SMALL)

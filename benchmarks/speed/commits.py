@@ -1,9 +1,9 @@
 """Did a change make anything slower? Two commits in turn, row by row: time, compilation, kernels and memory.
 
     python benchmarks/speed/commits.py 4db22b3 HEAD --rounds 3 --out commits.json
-    python benchmarks/speed/commits.py HEAD~1 HEAD --rows ippo qmix
+    python benchmarks/speed/commits.py HEAD~1 HEAD --rows ippo qmix --agents 24
 
-A row is one iteration of an algorithm on MPE simple_spread: of 16 environments x 64 steps, or with replay x 16 steps
+A row is one iteration of an algorithm on MPE simple_spread with so many agents: of 16 environments x 64 steps, or with replay x 16 steps
 and 8 batches of 64 transitions. Each commit is checked out for itself and lives in a process of its own; the two take
 turns, a fraction of a second each, so that a machine that slows down slows both. A ratio is the later commit's over
 the earlier one's: the median of the ratios of neighbours in time, with an interval of 95 % that order statistics give,
@@ -30,7 +30,7 @@ MEASURED = ("milliseconds", "compile_cpu_s", "compile_s", "kernels", "memory_mib
 CONTINUOUS = ("ddpg", "td3", "sac")
 
 
-def serve(name: str) -> None:
+def serve(name: str, num_agents: int) -> None:
     """One row, of the jmarl that is imported here: answers "compile" and "run SECONDS", line by line."""
     import jax
 
@@ -38,7 +38,9 @@ def serve(name: str) -> None:
 
     base = name.removesuffix("_recurrent")
     algorithm = getattr(jmarl, base)
-    options = {"action_type": "Continuous"} if base.endswith(CONTINUOUS) else {}
+    options: dict[str, Any] = {"num_agents": num_agents, "num_landmarks": num_agents}
+    if base.endswith(CONTINUOUS):
+        options["action_type"] = "Continuous"
     env = jmarl.make("MPE_simple_spread_v3", **options)
     cfg = typing.get_type_hints(algorithm)["cfg"](**({"recurrent": True} if name != base else {}))
     if algorithm(env.spec, cfg).learns_from == "rollouts":
@@ -83,6 +85,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = in_turn.parser(__doc__, ROWS, 0.3)
     options.add_argument("commits", nargs=2, help="earlier and later: any name that git knows")
     options.add_argument("--rows", nargs="+", default=list(ROWS), help="algorithms, with _recurrent for such networks")
+    options.add_argument("--agents", type=int, default=3, help="and landmarks")
     options.add_argument("--turns", type=int, default=20, help="measurements of time in each round")
     options.add_argument("--also", default="", help="a folder of packages that the earlier commit needs as well")
     chosen = options.parse_args(argv)
@@ -91,7 +94,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         places = [checked_out(commit, Path(folder) / str(i)) for i, commit in enumerate(chosen.commits)]
         try:
             for name in chosen.rows:
-                with served(places[0], name, chosen.also) as before, served(places[1], name, chosen.also) as after:
+                how = name, chosen.agents, chosen.also
+                with served(places[0], *how) as before, served(places[1], *how) as after:
                     pairs = in_pairs(before, after, chosen.rounds, chosen.turns, chosen.seconds)
                 rows.append({"row": name, **{what: compared(pairs[what]) for what in MEASURED}, "pairs": pairs})
                 print(name, "  ".join(f"{what} {show(rows[-1][what])}" for what in MEASURED), flush=True)
@@ -99,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             for place in places:
                 subprocess.run(["git", "worktree", "remove", "--force", str(place)], check=True)
     commits = [subprocess.check_output(["git", "rev-parse", c], text=True).strip() for c in chosen.commits]
-    in_turn.write([{"commits": commits}, *rows], chosen.out)
+    in_turn.write([{"commits": commits, "agents": chosen.agents}, *rows], chosen.out)
 
 
 def checked_out(commit: str, place: Path) -> Path:
@@ -109,11 +113,11 @@ def checked_out(commit: str, place: Path) -> Path:
 
 
 @contextmanager
-def served(place: Path, name: str, also: str) -> Iterator[subprocess.Popen[str]]:
+def served(place: Path, name: str, num_agents: int, also: str) -> Iterator[subprocess.Popen[str]]:
     """A process that answers for one row of the jmarl in a folder."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(place), also]))}
     env["JAX_ENABLE_COMPILATION_CACHE"] = "false"
-    words = [sys.executable, "-P", __file__, "--child", name]
+    words = [sys.executable, "-P", __file__, "--child", name, "--agents", str(num_agents)]
     with subprocess.Popen(words, env=env, cwd=place, text=True, stdin=-1, stdout=-1) as process:
         try:
             yield process
@@ -172,6 +176,6 @@ def show(result: dict[str, float]) -> str:
 
 if __name__ == "__main__":
     if "--child" in sys.argv:
-        serve(sys.argv[sys.argv.index("--child") + 1])
+        serve(sys.argv[sys.argv.index("--child") + 1], int(sys.argv[-1]))
     else:
         main()

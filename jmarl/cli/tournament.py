@@ -335,14 +335,15 @@ def draw_training(series: Mapping[str, Estimate], players: Sequence[Mapping[str,
         for number, run in enumerate(runs):
             colour = plotting.COLOURS[number % len(plotting.COLOURS)]
             curves = [np.array(who) for (of, _), who in seeds.items() if of == run]
-            for who in curves:
+            for seed, who in enumerate(curves):
                 steps = [players[i]["env_steps"] for i in who]
-                axes.plot(steps, estimate.value[who], color=colour, linewidth=0.7, alpha=0.5)
+                label = None if seed else _shortened(Path(run).name)
+                axes.plot(steps, estimate.value[who], color=colour, linewidth=0.7, alpha=0.5, label=label)
                 axes.fill_between(steps, estimate.low[who], estimate.high[who], color=colour, alpha=0.08, linewidth=0)
             if len({len(who) for who in curves}) == 1:
                 steps = [players[i]["env_steps"] for i in curves[0]]
                 mean = np.mean([estimate.value[who] for who in curves], axis=0)
-                axes.plot(steps, mean, color=colour, linewidth=1.8, label=_shortened(Path(run).name))
+                axes.plot(steps, mean, color=colour, linewidth=1.8)
         for i, player in enumerate(players):
             if player["run"] is None:
                 axes.axhline(estimate.value[i], color="0.4", linestyle=":", linewidth=1, label=player["name"])

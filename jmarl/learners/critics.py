@@ -123,16 +123,16 @@ def network(spec: EnvSpec, cfg: Any, *, counterfactual: bool = False) -> Network
     num_features = size * spec.num_agents if is_central else own_size
     net = actor_critic.of_actions(spec, cfg, view=cfg.critic_view, num_features=num_features, num_outputs=num_outputs)
 
-    def features(own: Array, others: Array) -> Array:
-        if is_central:
-            return actor_critic.joint_actions(jnp.zeros_like(own) if counterfactual else own, others)
-        return own[..., :own_size]
-
     def apply(params, carry, x, first):
         obs, own, others = x
+        is_same = own is others and not counterfactual
         if cfg.mask_actions:
             own, others = (jnp.where(obs.agent_mask[..., None], action, 0.0) for action in (own, others))
-        return net.apply(params, carry, (obs, features(own, others)), first)
+        if not is_central:
+            return net.apply(params, carry, (obs, own[..., :own_size]), first)
+        own = jnp.zeros_like(own) if counterfactual else own
+        actions = actor_critic.joint_actions(None if is_same else own, others)
+        return net.apply(params, carry, (obs, actions), first)
 
     return net._replace(apply=apply)
 

@@ -14,7 +14,7 @@ from jaxtyping import Array
 from jmarl import configs
 from jmarl.networks import heads
 from jmarl.networks.sharing import groups_of, network, one_step, share
-from jmarl.networks.torsos import Model, Output
+from jmarl.networks.torsos import Joined, Model, Output
 from jmarl.types import EnvSpec, Network, Observation, Policy
 
 # How a learner describes its networks: `model(outputs=.., is_image=..)` and `head(size, scale=..)` are
@@ -235,7 +235,8 @@ def of_state_or_view(
     net = share(sharing, build, input_shapes=shapes[view], output_sizes=(1,) * num_agents)
 
     def apply(params, carry, obs, first):
-        carry, value = net.apply(params, carry, _critic_input(obs, view), first)
+        read = obs.agents if view == "obs" else Joined(_critic_input(obs, view))
+        carry, value = net.apply(params, carry, read, first)
         return carry, value[..., 0]
 
     return net._replace(apply=apply)
@@ -249,7 +250,9 @@ def of_actions(
     num_features: int,
     num_outputs: int | None = None,
 ) -> Network:
-    """A critic of actions, such as a learner's config describes it: its input is `(obs, actions [L, M, N, K])`.
+    """A critic of actions, such as a learner's config describes it: its input is `(obs, actions)`.
+
+    Actions are `[L, M, N, K]` for a view of "obs", else `Joined`, see `joint_actions`.
 
     Args:
       spec: of the environment.
@@ -286,35 +289,35 @@ def of_actions(
 
     def apply(params, carry, x, first):
         obs, actions = x
-        read = _critic_input(obs, "state_id" if view == "state" else view, has_ids)
         # Actions first: groups cut padding off at the end.
-        carry, out = net.apply(params, carry, jnp.concatenate([actions, read], axis=-1), first)
+        if view == "obs":
+            read = jnp.concatenate([actions, obs.agents], axis=-1)
+        else:
+            state = _critic_input(obs, "state_id" if view == "state" else view, has_ids)
+            read = actions.replace(parts=(*actions.parts, *state))
+        carry, out = net.apply(params, carry, read, first)
         return carry, out[..., 0] if num_outputs is None else out
 
     return net._replace(apply=apply)
 
 
-def joint_actions(own: Array, others: Array) -> Array:
-    """For each agent everyone's actions `[.., N, N A]`: its own as in `own` `[.., N, A]`, the rest as in `others`.
+def joint_actions(own: Array | None, others: Array) -> Joined:
+    """For each agent everyone's actions `[L, M, N, N A]`: its own as in `own` `[L, M, N, A]`, the rest as in `others`.
 
-    >>> joint_actions(jnp.array([[0.0], [0.0]]), jnp.array([[1.0], [2.0]]))
+    Where `own` is None, its own are in `others`, too.
+
+    >>> joint_actions(jnp.zeros((1, 1, 2, 1)), jnp.array([[[[1.0], [2.0]]]])).joined()[0, 0]
     Array([[0., 2.],
            [1., 0.]], dtype=float32)
     """
-    num_agents, size = own.shape[-2:]
-    is_own = jnp.eye(num_agents, dtype=bool)[..., None]
-    joint = jnp.where(is_own, own[..., None, :, :], others[..., None, :, :])
-    return joint.reshape(*own.shape[:-1], num_agents * size)
+    num_agents, size = others.shape[-2:]
+    return Joined((others.reshape(*others.shape[:-2], 1, num_agents * size),), own, tuple(range(num_agents)))
 
 
-def _critic_input(obs: Observation, view: str, has_ids: bool = True) -> Array:
-    if view == "obs":
-        return obs.agents
-    batch_shape, num_agents = obs.agent_mask.shape[:-1], obs.agent_mask.shape[-1]
-    state = jnp.broadcast_to(obs.state[..., None, :], (*batch_shape, num_agents, obs.state.shape[-1]))
-    ids = jnp.broadcast_to(jnp.eye(num_agents, dtype=state.dtype), (*batch_shape, num_agents, num_agents))
-    views = [state, *[ids] * has_ids, *[obs.agents] * (view == "state_obs")]
-    return jnp.concatenate(views, axis=-1)
+def _critic_input(obs: Observation, view: str, has_ids: bool = True) -> tuple[Array, ...]:
+    """What is to be joined: the state, ids and views, as "state_id" or "state_obs" say."""
+    ids = jnp.eye(obs.agents.shape[-2], dtype=obs.state.dtype)[None, None]
+    return obs.state[..., None, :], *[ids] * has_ids, *[obs.agents] * (view == "state_obs")
 
 
 def _view_shapes(spec: EnvSpec) -> list[tuple[int, ...]]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from jmarl.networks.initializers import draw_at_once
 from jmarl.networks.recurrent import CELLS
+from jmarl.networks.torsos import Joined
 from jmarl.types import Network
 
 SHARING = ("shared", "per_agent", "per_group")
@@ -63,7 +64,11 @@ def shared(net: Network, num_agents: int) -> Network:
 
 def per_agent(net: Network, num_agents: int) -> Network:
     """Each agent has its own parameters, stacked along a leading axis N; one `vmap` over the agent axis."""
-    apply = jax.vmap(net.apply, in_axes=(0, 1, 2, None), out_axes=(1, 2))
+    mapped = jax.vmap(net.apply, in_axes=(0, 1, 2, None), out_axes=(1, 2))
+
+    def apply(params, carry, x, first):
+        return mapped(params, carry, x.joined(num_agents) if isinstance(x, Joined) else x, first)
+
     return Network(
         init=lambda key: jax.vmap(net.init)(jax.random.split(key, num_agents)),
         apply=apply,
@@ -96,7 +101,8 @@ def per_group(nets: Sequence[Network], groups: Sequence[int], input_sizes: Seque
     def apply(params, carry, x, first):
         carries, outs = [], []
         for g, (net, index, size) in enumerate(zip(nets, members, input_sizes, strict=True)):
-            group_carry, out = net.apply(params[f"group_{g}"], carry[g], x[:, :, index, ..., :size], first)
+            read = x.of_agents(index) if isinstance(x, Joined) else x[:, :, index, ..., :size]
+            group_carry, out = net.apply(params[f"group_{g}"], carry[g], read, first)
             carries.append(group_carry)
             outs.append(out)
         return tuple(carries), jax.tree.map(lambda *leaves: _join(leaves, order), *outs)

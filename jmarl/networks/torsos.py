@@ -7,6 +7,8 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
+from flax import struct
 from jaxtyping import Array, Float
 
 from jmarl.networks.initializers import INITIALIZERS
@@ -16,8 +18,69 @@ from jmarl.types import Carry
 ACTIVATIONS = {"tanh": jnp.tanh, "relu": nn.relu, "elu": nn.elu, "gelu": nn.gelu, "silu": nn.silu}
 
 
+@struct.dataclass
+class Joined:
+    """Features of agents in parts, which a first layer multiplies apart: what all agents read, once for all of them.
+
+    Attributes:
+      parts: `[L, M, N, F_i]` each, or with axes of 1 where they do not differ. A network reads them side by side.
+      own: None, or `[L, M, N, A]`: the first part is of blocks of A features, and each agent reads this in the place of
+        its own block.
+      blocks: the block of each agent.
+    """
+
+    parts: tuple[Array, ...]
+    own: Array | None = None
+    blocks: tuple[int, ...] = struct.field(pytree_node=False, default=())
+
+    @property
+    def leading(self) -> tuple[int, ...]:
+        """L, M, N."""
+        return np.broadcast_shapes(*(x.shape[:-1] for x in (*self.parts, *([] if self.own is None else [self.own]))))
+
+    def of_agents(self, index: np.ndarray) -> "Joined":
+        """What some of the agents read."""
+        pick = lambda x: x if x.shape[2] == 1 else x[:, :, index]  # noqa: E731
+        return jax.tree.map(pick, self).replace(blocks=tuple(np.array(self.blocks, int)[index]) if self.blocks else ())
+
+    def joined(self, num_agents: int | None = None) -> Float[Array, "L M N F"]:
+        """Side by side; of so many agents, where no part says how many there are."""
+        length, size, num = self.leading
+        leading = length, size, num_agents or num
+        first, *rest = (jnp.broadcast_to(x, (*leading, x.shape[-1])) for x in self.parts)
+        if self.own is not None:
+            size = self.own.shape[-1]
+            is_own = np.asarray(self.blocks)[:, None] == np.arange(first.shape[-1]) // size
+            first = jnp.where(is_own, jnp.tile(self.own, first.shape[-1] // size), first)
+        return jnp.concatenate([first, *rest], axis=-1)
+
+
+class DenseOfJoined(nn.Module):
+    """`nn.Dense`, with the same parameters, of `Joined` features: `[L M N, features]`, equal to rounding."""
+
+    features: int
+    kernel_init: Any
+
+    @nn.compact
+    def __call__(self, x: Joined) -> Float[Array, "R H"]:
+        widths = [part.shape[-1] for part in x.parts]
+        kernel = self.param("kernel", self.kernel_init, (sum(widths), self.features))
+        bias = self.param("bias", nn.initializers.zeros_init(), (self.features,))
+        kernels = jnp.split(kernel, np.cumsum(widths)[:-1])
+        parts = [
+            (part.reshape(-1, part.shape[-1]) @ some).reshape(*part.shape[:-1], self.features)
+            for part, some in zip(x.parts, kernels, strict=True)
+        ]
+        if x.own is not None:
+            index, size = np.asarray(x.blocks), x.own.shape[-1]
+            there = x.parts[0].reshape(*x.parts[0].shape[:2], -1, size)[:, :, index]
+            blocks = kernels[0].reshape(-1, size, self.features)[index]
+            parts.append(jnp.einsum("lmna,nah->lmnh", x.own - there, blocks))
+        return jnp.broadcast_to(sum(parts, bias), (*x.leading, self.features)).reshape(-1, self.features)
+
+
 class MLP(nn.Module):
-    """Dense layers, each followed by an activation: `[.., F] -> [.., sizes[-1]]`.
+    """Dense layers, each followed by an activation: `[.., F] -> [.., sizes[-1]]`, or `Joined -> [L M N, sizes[-1]]`.
 
     Attributes:
       sizes: widths; an empty sequence is the identity.
@@ -32,11 +95,13 @@ class MLP(nn.Module):
     kernel_init: str = "orthogonal"
 
     @nn.compact
-    def __call__(self, x: Float[Array, "*batch F"]) -> Float[Array, "*batch H"]:
-        for size in self.sizes:
-            x = nn.Dense(size, kernel_init=INITIALIZERS[self.kernel_init](math.sqrt(2)))(x)
-            x = ACTIVATIONS[self.activation](nn.LayerNorm()(x) if self.layer_norm else x)
-        return x
+    def __call__(self, x: Float[Array, "*batch F"] | Joined) -> Float[Array, "*batch H"]:
+        rows: Any = x
+        for i, size in enumerate(self.sizes):
+            dense: Any = DenseOfJoined if isinstance(rows, Joined) else nn.Dense
+            rows = dense(size, kernel_init=INITIALIZERS[self.kernel_init](math.sqrt(2)), name=f"Dense_{i}")(rows)
+            rows = ACTIVATIONS[self.activation](nn.LayerNorm()(rows) if self.layer_norm else rows)
+        return rows
 
 
 class CNN(nn.Module):
@@ -110,7 +175,8 @@ class Model(nn.Module):
     """Torso, optional recurrent cell, and one or more outputs that share them.
 
     `(carry, x [L, M, .., F], first [L, M]) -> (carry, outputs)`: a tuple with one entry for each of `outputs`, or the
-    entry itself if there is one. Any axes between M and the features are batch. Images are recognised by `is_image`.
+    entry itself if there is one. Any axes between M and the features are batch; `x` may be `Joined`. Images are
+    recognised by `is_image`.
 
     Attributes:
       hidden_sizes: dense layers before the cell; after a CNN if `is_image`.
@@ -132,20 +198,25 @@ class Model(nn.Module):
     num_late: int = 0
 
     @nn.compact
-    def __call__(self, carry: Carry, x: Array, first: Array) -> tuple[Carry, Any]:
-        # One row for each step, sequence and agent: on a CPU the gradient of a product is twice as fast with one batch
-        # axis as with three.
-        num_features = 3 if self.is_image else 1
-        leading, features = x.shape[: x.ndim - num_features], x.shape[x.ndim - num_features :]
-        x = x.reshape(-1, *features)
-        late, x = x[..., : self.num_late], x[..., self.num_late :]  # nothing and all, for most models
-        if self.is_image:
-            x = CNN(activation=self.activation, layer_norm=self.layer_norm, kernel_init=self.kernel_init)(x)
-        x = MLP(self.hidden_sizes, self.activation, self.layer_norm, self.kernel_init, name="torso")(x)
+    def __call__(self, carry: Carry, x: Array | Joined, first: Array) -> tuple[Carry, Any]:
+        torso = MLP(self.hidden_sizes, self.activation, self.layer_norm, self.kernel_init, name="torso")
+        if isinstance(x, Joined) and self.hidden_sizes and not self.num_late:
+            leading, late, rows = x.leading, None, torso(x)
+        else:
+            # One row for each step, sequence and agent: on a CPU the gradient of a product is twice as fast with one
+            # batch axis as with three.
+            rows = x.joined() if isinstance(x, Joined) else x
+            num_features = 3 if self.is_image else 1
+            leading, features = rows.shape[: rows.ndim - num_features], rows.shape[rows.ndim - num_features :]
+            rows = rows.reshape(-1, *features)
+            late, rows = rows[..., : self.num_late], rows[..., self.num_late :]  # nothing and all, for most models
+            if self.is_image:
+                rows = CNN(activation=self.activation, layer_norm=self.layer_norm, kernel_init=self.kernel_init)(rows)
+            rows = torso(rows)
         if self.cell is not None:
-            carry, x = self._unroll(carry, x, first, leading)
-        x = jnp.concatenate([late, x], axis=-1) if self.num_late else x
-        outputs = tuple(jax.tree.map(lambda y: y.reshape(*leading, -1), output(x)) for output in self.outputs)
+            carry, rows = self._unroll(carry, rows, first, leading)
+        rows = jnp.concatenate([late, rows], axis=-1) if late is not None and self.num_late else rows
+        outputs = tuple(jax.tree.map(lambda y: y.reshape(*leading, -1), output(rows)) for output in self.outputs)
         return carry, outputs if len(outputs) > 1 else outputs[0]
 
     def _unroll(self, carry, x, first, leading):
