@@ -7,7 +7,11 @@ import numpy as np
 import pytest
 from jax.test_util import check_grads
 
-from jmarl import networks
+import jmarl
+from jmarl import networks, types
+from jmarl.learners import critics
+from jmarl.networks import actor_critic
+from jmarl.networks import sharing as sharing_module
 from jmarl.networks.recurrent import gru_scan
 
 L, M, N, F, H = 5, 3, 4, 6, 8
@@ -126,6 +130,75 @@ def test_groups_see_their_true_width_and_keep_the_agents_order(cell, inputs):
         _, own = member.apply(params[f"group_{g}"], member.init_carry((M,)), x[:, :, i : i + 1, : sizes[g]], first)
         np.testing.assert_allclose(out[:, :, i, : own.shape[-1]], own[:, :, 0], atol=1e-6)
     np.testing.assert_array_equal(out[:, :, 1, 2], 0)  # padded output of the narrower group
+
+
+def joined_inputs(whose, num=N, length=L, size=M):
+    """State, ids and views; everyone's actions before them, each agent's own replaced or not."""
+    rng = np.random.default_rng(0)
+    draw = lambda *shape: jnp.asarray(rng.normal(size=(length, size, *shape)), jnp.float32)  # noqa: E731
+    others, own = draw(num, 2), None if whose == "same" else draw(num, 2)
+    actions = actor_critic.joint_actions(own, others)
+    return actions.replace(parts=(*actions.parts, draw(1, 3), jnp.eye(num)[None, None], draw(num, 2)))
+
+
+@pytest.mark.parametrize("whose", ["same", "own"])
+@pytest.mark.parametrize("cell", [None, "gru"])
+@pytest.mark.parametrize("sharing", networks.SHARING)
+def test_features_in_parts_are_read_as_if_they_stood_side_by_side(sharing, cell, whose, inputs):
+    x = joined_inputs(whose)
+    width = 2 * N + 3 + N + 2
+    kinds = [0, 1, 1, 0]
+    net = sharing_module.share(
+        sharing, lambda out: model(out, cell=cell), input_shapes=[(width,)] * N, output_sizes=(2,) * N, kinds=kinds
+    )
+    net = compiled(net)
+    params, carry = net.init(jax.random.key(0)), net.init_carry((M,))
+    side_by_side = x.joined()
+    assert side_by_side.shape == (L, M, N, width)
+    if whose == "own":
+        for i in range(N):
+            np.testing.assert_array_equal(side_by_side[:, :, i, 2 * i : 2 * i + 2], x.own[:, :, i])
+    found = net.apply(params, carry, x, inputs[1])
+    expected = net.apply(params, carry, side_by_side, inputs[1])
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found, expected)
+
+    def loss(own, others, is_joined=False):
+        read = x.replace(own=own, parts=(others, *x.parts[1:]))
+        return jnp.sum(net.apply(params, carry, read.joined() if is_joined else read, inputs[1])[1] ** 2)
+
+    if whose == "own":
+        gradients = jax.grad(loss, (0, 1))(x.own, x.parts[0])
+        slow = jax.grad(lambda *actions: loss(*actions, is_joined=True), (0, 1))(x.own, x.parts[0])
+        for a, b in zip(gradients, slow, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("view", ["state", "state_obs"])
+def test_the_state_is_multiplied_once_for_all_agents(view):
+    """Operations of a centralised critic grow with the number of agents, not with its square, if views do not."""
+
+    def operations(num):
+        spec = types.EnvSpec(
+            name="wide",
+            agents=tuple(f"agent_{i}" for i in range(num)),
+            obs_shape=(2,),
+            state_shape=(2048,),
+            num_actions=2,
+        )
+        cfg = jmarl.DDPGConfig(hidden_sizes=(16,), critic_view=view)
+        critic = critics.network(spec, cfg)
+        obs = types.Observation(
+            agents=jnp.zeros((1, 8, num, 2)),
+            state=jnp.zeros((1, 8, 2048)),
+            agent_mask=jnp.ones((1, 8, num), bool),
+            action_mask=None,
+        )
+        params = jax.eval_shape(critic.init, jax.random.key(0))
+        action, first = jnp.zeros((1, 8, num, 2)), jnp.zeros((1, 8), bool)
+        apply = jax.jit(lambda params: critic.apply(params, (), (obs, action, action), first)[1])
+        return apply.lower(params).compile().cost_analysis()["flops"]
+
+    assert operations(12) < 1.5 * operations(2)
 
 
 def test_groups_must_name_every_network():

@@ -3,7 +3,7 @@
     python benchmarks/speed/commits.py 4db22b3 HEAD --rounds 3 --out commits.json
     python benchmarks/speed/commits.py HEAD~1 HEAD --rows ippo qmix --agents 24
 
-A row is one iteration of an algorithm on MPE simple_spread with so many agents: of 16 environments x 64 steps, or with replay x 16 steps
+A row is one iteration of an algorithm on MPE simple_spread: of 16 environments x 64 steps, or with replay x 16 steps
 and 8 batches of 64 transitions. Each commit is checked out for itself and lives in a process of its own; the two take
 turns, a fraction of a second each, so that a machine that slows down slows both. A ratio is the later commit's over
 the earlier one's: the median of the ratios of neighbours in time, with an interval of 95 % that order statistics give,

@@ -10,6 +10,7 @@ compared, as in `jmarl crossplay`. `jmarl.tournament` says what the numbers are.
 """
 
 import json
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -203,14 +204,14 @@ def with_strangers(matches: Matches) -> Estimate:
 
 
 def as_json(value: Any) -> Any:
-    """Arrays as lists, NaN as null, bundles by the names of their fields."""
+    """Arrays as lists of numbers with seven digits, NaN as null, bundles by the names of their fields."""
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         return {name: as_json(x) for name, x in value._asdict().items()}
     if isinstance(value, np.ndarray):
         return as_json(value.tolist())
     if isinstance(value, list):
         return [as_json(x) for x in value]
-    return value if np.isfinite(value) else None
+    return float(f"{value:.7g}") if np.isfinite(value) else None
 
 
 def print_table(names: Sequence[str], columns: Mapping[str, Estimate], title: str, style: str) -> None:
@@ -462,7 +463,11 @@ def tournament(
         of_runs = jmarl.tournament.group_means(jmarl.tournament.returns(matches).value, list(groups.values()))
         facts["by_run"] = {"names": list(groups), "returns": as_json(of_runs)}
         draw_by_run(of_runs, list(groups), out / "by_run.png", sides=sides)
-    (out / "tournament.json").write_text(json.dumps(facts, indent=1, allow_nan=False) + "\n")
+    # One row of a matrix in each line.
+    text = re.sub(
+        r"\[[^\[\]{}\"]*\]", lambda row: " ".join(row[0].split()), json.dumps(facts, indent=1, allow_nan=False)
+    )
+    (out / "tournament.json").write_text(text + "\n")
     if table is None:
         matrix, series = team_returns(matches), {"return with others": with_strangers(matches)}
         label = "return of an episode, averaged over agents"
