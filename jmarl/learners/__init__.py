@@ -2,7 +2,7 @@
 
 from jmarl.learners.baselines import RandomConfig, random_policy, scripted
 from jmarl.learners.coma import COMAConfig, COMATargets, coma, coma_loss, coma_targets
-from jmarl.learners.critics import critic_loss
+from jmarl.learners.critics import critic_loss, team_critic_loss
 from jmarl.learners.ddpg import (
     DDPGConfig,
     TD3Config,
@@ -22,6 +22,15 @@ from jmarl.learners.happo import (
     happo,
     happo_critic_loss,
     happo_loss,
+)
+from jmarl.learners.hasac import (
+    HASACConfig,
+    HATD3Config,
+    hasac,
+    hasac_actor_loss,
+    hasac_targets,
+    hatd3,
+    hatd3_actor_loss,
 )
 from jmarl.learners.mat import MATConfig, mat
 from jmarl.learners.ppo import (
@@ -61,6 +70,8 @@ __all__ = [
     "HAA2CConfig",
     "HANets",
     "HAPPOConfig",
+    "HASACConfig",
+    "HATD3Config",
     "MATConfig",
     "PPOConfig",
     "PPOTargets",
@@ -94,6 +105,11 @@ __all__ = [
     "happo",
     "happo_critic_loss",
     "happo_loss",
+    "hasac",
+    "hasac_actor_loss",
+    "hasac_targets",
+    "hatd3",
+    "hatd3_actor_loss",
     "ia2c",
     "iddpg",
     "ippo",
@@ -122,6 +138,7 @@ __all__ = [
     "sac_alpha_loss",
     "sac_targets",
     "scripted",
+    "team_critic_loss",
     "values_and_targets",
     "vdac_mix",
     "vdac_sum",
