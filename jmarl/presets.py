@@ -26,6 +26,7 @@ from jmarl.learners import (
     QConfig,
     QMIXConfig,
     QPLEXConfig,
+    QTRANConfig,
     RandomConfig,
     SACConfig,
     TD3Config,
@@ -36,7 +37,7 @@ from jmarl.learners import (
 )
 
 # with replay
-VALUE_BASED = ("iql", "vdn", "qmix", "cw_qmix", "ow_qmix", "qplex")
+VALUE_BASED = ("iql", "vdn", "qmix", "cw_qmix", "ow_qmix", "qplex", "qtran")
 DETERMINISTIC: dict[str, Any] = {
     "iddpg": DDPGConfig,
     "maddpg": DDPGConfig,
@@ -228,8 +229,11 @@ def other(algorithm: str, env: str) -> Preset:
 
 
 def value_based(algorithm: str, env: str) -> Preset:
-    """IQL, VDN, QMIX, weighted QMIX and QPLEX with feed-forward agents. Not from a paper: see each family."""
-    own_classes = {"iql": QConfig, "vdn": VDNConfig, "qmix": QMIXConfig, "qplex": QPLEXConfig}
+    """IQL, VDN, QMIX, weighted QMIX, QPLEX and QTRAN with feed-forward agents. Not from a paper: see each family.
+
+    QTRAN has what its relatives have; nobody tuned it.
+    """
+    own_classes = {"iql": QConfig, "vdn": VDNConfig, "qmix": QMIXConfig, "qplex": QPLEXConfig, "qtran": QTRANConfig}
     config_class: Any = own_classes.get(algorithm, WQMIXConfig)
     if env.startswith("MPE_"):
         # A short horizon and an update for every 52 steps learn fastest; none of the published settings comes close.

@@ -29,6 +29,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "cw_qmix": jmarl.cw_qmix,
     "ow_qmix": jmarl.ow_qmix,
     "qplex": jmarl.qplex,
+    "qtran": jmarl.qtran,
     "pqn_vdn": jmarl.pqn_vdn,
     "pqn_iql": jmarl.pqn_iql,
     "pqn_qmix": jmarl.pqn_qmix,

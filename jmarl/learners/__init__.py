@@ -57,6 +57,7 @@ from jmarl.learners.pqn import (
 )
 from jmarl.learners.q_learning import QConfig, QMIXConfig, QNets, VDNConfig, iql, q_loss, qmix, values_and_targets, vdn
 from jmarl.learners.qplex import QPLEXConfig, qplex
+from jmarl.learners.qtran import QTRANConfig, QTRANNets, qtran, qtran_loss
 from jmarl.learners.sac import SACConfig, isac, masac, sac_actor_loss, sac_alpha_loss, sac_targets
 from jmarl.learners.vdac import VDACConfig, VDACMixConfig, vdac_mix, vdac_sum
 from jmarl.learners.wqmix import WQMIXConfig, WQMIXNets, cw_qmix, ow_qmix, wqmix_loss
@@ -83,6 +84,8 @@ __all__ = [
     "QMIXConfig",
     "QNets",
     "QPLEXConfig",
+    "QTRANConfig",
+    "QTRANNets",
     "RandomConfig",
     "SACConfig",
     "TD3Config",
@@ -133,6 +136,8 @@ __all__ = [
     "q_loss",
     "qmix",
     "qplex",
+    "qtran",
+    "qtran_loss",
     "random_policy",
     "sac_actor_loss",
     "sac_alpha_loss",
