@@ -9,7 +9,7 @@ from random_batches import random_batch, require_padding_and_inactive_agents_cha
 
 import jmarl
 from jmarl import HASACConfig, HATD3Config, SACConfig, TD3Config, buffers, envs, optim
-from jmarl.learners import ddpg
+from jmarl.learners import critics, ddpg
 from jmarl.learners.hasac import default_nets
 from jmarl.networks import actor_critic
 from jmarl.types import Network
@@ -250,6 +250,27 @@ def test_what_an_agent_becomes_reaches_those_after_it_and_nobody_before():
         differs = {i for i in range(3) for x, y in zip(*map(jax.tree.leaves, (plain, other)), strict=True) if
                    float(jnp.abs(x[i] - y[i]).max()) > 1e-4}  # fmt: skip
         assert differs == set(order[place:])
+
+
+@pytest.mark.parametrize("sharing", ["per_agent", "per_group"])
+def test_each_one_s_actor_is_its_part_of_the_whole_with_its_own_memory(sharing):
+    """What actors say at their turns, of sequences that start inside an episode, with a burn-in."""
+    cfg = HATD3Config(**SMALL, policy_delay=1, recurrent=True, cell_size=4, sharing=sharing, burn_in=1)
+    nets = default_nets(UNEQUAL, cfg)
+
+    def loss(params, batch, action, noise, *, nets, cfg):
+        value, metrics = jmarl.hatd3_actor_loss(params, batch, action, noise, nets=nets, cfg=cfg)
+        return value, {**metrics, "said": critics.read(batch, nets.nets, cfg).output(params)[..., 0]}
+
+    learner = jmarl.hatd3(UNEQUAL, cfg, nets, actor_loss=loss)
+    carry = learner.init_carry((6,))
+    carry = jax.tree.map(lambda x: jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape), carry)
+    batch = random_batch(UNEQUAL, jax.random.key(1), carry=carry)
+    batch = batch.replace(steps=batch.steps.replace(first=jnp.zeros((4, 6), bool)))
+    state = jax.jit(learner.init)(jax.random.key(0))
+    said = jax.jit(learner.update)(state, batch, jax.random.key(2))[1]["said"]
+    whole = jax.jit(nets.actor.apply)(state.params["actor"], carry["actor"], batch.steps.obs, batch.steps.first)[1]
+    np.testing.assert_allclose(said, whole[..., 0], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(
