@@ -125,7 +125,7 @@ def test_padding_and_inactive_agents_change_nothing_and_every_parameter_learns(r
 
 
 def test_finds_the_best_joint_action_that_no_monotonic_mixer_is_sure_to_find():
-    """Of random play in the game of Son et al., 2019; their table 1: QMIX settles on 0, QTRAN on 8.
+    """Of random play in the game of Son et al., 2019: so do all of eight seeds, and QMIX settles on 0 with all of them.
 
     Then the sum of the agents' values and V is the joint value where all do their best, and nowhere below it.
     """
