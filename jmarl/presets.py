@@ -16,6 +16,8 @@ from jmarl.learners import (
     FACMACConfig,
     HAA2CConfig,
     HAPPOConfig,
+    HASACConfig,
+    HATD3Config,
     MATConfig,
     PPOConfig,
     PQNConfig,
@@ -24,6 +26,7 @@ from jmarl.learners import (
     QConfig,
     QMIXConfig,
     QPLEXConfig,
+    QTRANConfig,
     RandomConfig,
     SACConfig,
     TD3Config,
@@ -34,16 +37,17 @@ from jmarl.learners import (
 )
 
 # with replay
-VALUE_BASED = ("iql", "vdn", "qmix", "cw_qmix", "ow_qmix", "qplex")
+VALUE_BASED = ("iql", "vdn", "qmix", "cw_qmix", "ow_qmix", "qplex", "qtran")
 DETERMINISTIC: dict[str, Any] = {
     "iddpg": DDPGConfig,
     "maddpg": DDPGConfig,
     "itd3": TD3Config,
     "matd3": TD3Config,
     "facmac": FACMACConfig,
+    "hatd3": HATD3Config,
 }
 PQN: dict[str, Any] = {"pqn_iql": PQNIQLConfig, "pqn_vdn": PQNConfig, "pqn_qmix": PQNQMIXConfig}
-SOFT = ("isac", "masac")
+SOFT: dict[str, Any] = {"isac": SACConfig, "masac": SACConfig, "hasac": HASACConfig}
 IN_PYTHON = ("gymnasium:", "pettingzoo:")
 # of Jumanji
 WAREHOUSE = ("rware", "RobotWarehouse")
@@ -225,8 +229,11 @@ def other(algorithm: str, env: str) -> Preset:
 
 
 def value_based(algorithm: str, env: str) -> Preset:
-    """IQL, VDN, QMIX, weighted QMIX and QPLEX with feed-forward agents. Not from a paper: see each family."""
-    own_classes = {"iql": QConfig, "vdn": VDNConfig, "qmix": QMIXConfig, "qplex": QPLEXConfig}
+    """IQL, VDN, QMIX, weighted QMIX, QPLEX and QTRAN with feed-forward agents. Not from a paper: see each family.
+
+    QTRAN has what its relatives have; nobody tuned it.
+    """
+    own_classes = {"iql": QConfig, "vdn": VDNConfig, "qmix": QMIXConfig, "qplex": QPLEXConfig, "qtran": QTRANConfig}
     config_class: Any = own_classes.get(algorithm, WQMIXConfig)
     if env.startswith("MPE_"):
         # A short horizon and an update for every 52 steps learn fastest; none of the published settings comes close.
@@ -292,10 +299,13 @@ def pqn(algorithm: str, env: str) -> Preset:
 
 
 def actor_critic(algorithm: str, env: str) -> Preset:
-    """DDPG, TD3, SAC and their multi-agent forms, with continuous actions where the environment offers a choice."""
+    """DDPG, TD3, SAC and their multi-agent forms, with continuous actions where the environment offers a choice.
+
+    HATD3 and HASAC have the settings of MATD3 and MASAC with parameters of each agent's own; nobody tuned them.
+    """
     roles = ("adversary", "crypto", "push", "speaker", "tag", "world_comm")
     is_soft = algorithm in SOFT
-    config: Any = SACConfig() if is_soft else DETERMINISTIC[algorithm]()
+    config: Any = (SOFT if is_soft else DETERMINISTIC)[algorithm]()
     if env.startswith("MPE_"):
         # A short horizon learns fastest here, as it does for PPO and the value-based learners.
         config = config.replace(
@@ -305,7 +315,7 @@ def actor_critic(algorithm: str, env: str) -> Preset:
             tau=0.01,
             random_steps=5000,
             hidden_sizes=(128, 128),
-            sharing="per_group" if any(role in env for role in roles) else "shared",
+            sharing="per_group" if any(role in env for role in roles) else config.sharing,
         )
         if not is_soft:
             config = config.replace(noise_start=0.6, noise_end=0.2, noise_steps=500_000)

@@ -2,7 +2,7 @@
 
 from jmarl.learners.baselines import RandomConfig, random_policy, scripted
 from jmarl.learners.coma import COMAConfig, COMATargets, coma, coma_loss, coma_targets
-from jmarl.learners.critics import critic_loss
+from jmarl.learners.critics import critic_loss, team_critic_loss
 from jmarl.learners.ddpg import (
     DDPGConfig,
     TD3Config,
@@ -22,6 +22,15 @@ from jmarl.learners.happo import (
     happo,
     happo_critic_loss,
     happo_loss,
+)
+from jmarl.learners.hasac import (
+    HASACConfig,
+    HATD3Config,
+    hasac,
+    hasac_actor_loss,
+    hasac_targets,
+    hatd3,
+    hatd3_actor_loss,
 )
 from jmarl.learners.mat import MATConfig, mat
 from jmarl.learners.ppo import (
@@ -48,6 +57,7 @@ from jmarl.learners.pqn import (
 )
 from jmarl.learners.q_learning import QConfig, QMIXConfig, QNets, VDNConfig, iql, q_loss, qmix, values_and_targets, vdn
 from jmarl.learners.qplex import QPLEXConfig, qplex
+from jmarl.learners.qtran import QTRANConfig, QTRANNets, qtran, qtran_loss
 from jmarl.learners.sac import SACConfig, isac, masac, sac_actor_loss, sac_alpha_loss, sac_targets
 from jmarl.learners.vdac import VDACConfig, VDACMixConfig, vdac_mix, vdac_sum
 from jmarl.learners.wqmix import WQMIXConfig, WQMIXNets, cw_qmix, ow_qmix, wqmix_loss
@@ -61,6 +71,8 @@ __all__ = [
     "HAA2CConfig",
     "HANets",
     "HAPPOConfig",
+    "HASACConfig",
+    "HATD3Config",
     "MATConfig",
     "PPOConfig",
     "PPOTargets",
@@ -72,6 +84,8 @@ __all__ = [
     "QMIXConfig",
     "QNets",
     "QPLEXConfig",
+    "QTRANConfig",
+    "QTRANNets",
     "RandomConfig",
     "SACConfig",
     "TD3Config",
@@ -94,6 +108,11 @@ __all__ = [
     "happo",
     "happo_critic_loss",
     "happo_loss",
+    "hasac",
+    "hasac_actor_loss",
+    "hasac_targets",
+    "hatd3",
+    "hatd3_actor_loss",
     "ia2c",
     "iddpg",
     "ippo",
@@ -117,11 +136,14 @@ __all__ = [
     "q_loss",
     "qmix",
     "qplex",
+    "qtran",
+    "qtran_loss",
     "random_policy",
     "sac_actor_loss",
     "sac_alpha_loss",
     "sac_targets",
     "scripted",
+    "team_critic_loss",
     "values_and_targets",
     "vdac_mix",
     "vdac_sum",

@@ -137,6 +137,24 @@ def network(spec: EnvSpec, cfg: Any, *, counterfactual: bool = False) -> Network
     return net._replace(apply=apply)
 
 
+def joint_network(spec: EnvSpec, cfg: Any) -> Network:
+    """One critic of a team, of the state and its joint action, in the form of `network`.
+
+    The joint action is `own`, each agent's part of it, and `others` are not read. Values are the same for each agent.
+    """
+    size = (spec.num_actions or spec.action_size or 0) * spec.num_agents
+    net = actor_critic.of_joint_action(spec, cfg, size)
+
+    def apply(params, carry, x, first):
+        obs, action, _ = x
+        if cfg.mask_actions:
+            action = jnp.where(obs.agent_mask[..., None], action, 0.0)
+        carry, value = net.apply(params, carry, (obs, action.reshape(*first.shape, size)), first)
+        return carry, jnp.broadcast_to(value[..., None], obs.agent_mask.shape)
+
+    return net._replace(apply=apply)
+
+
 def memory(nets: ActorCritic) -> Callable[[Params, Carry, Observation, Array, Array], Carry]:
     """`(params, carry, obs, action, first) -> carry`: what critics remember after a step; nothing without memory."""
     if not jax.tree.leaves(jax.eval_shape(lambda: nets.critic.init_carry((1,)))):
@@ -262,6 +280,22 @@ def critic_loss(
     }
 
 
+def team_critic_loss(
+    params: Params, batch: Trajectory, target: Float[Array, "L M N"], *, nets: ActorCritic, cfg: CriticConfig
+) -> tuple[Array, Metrics]:
+    """TD error of Q_tot, averaged over the steps of the team that count. Arguments and results as for `critic_loss`."""
+    x = read(batch, nets, cfg)
+    weight = replay.team_weight(x.weight)[..., None]
+    q, y = x.values(params, x.action)[..., :1], target[..., :1]  # each agent's is the team's
+    loss = parts.mean_loss(losses.value_loss(q, jnp.broadcast_to(y, q.shape), huber_delta=cfg.huber_delta), weight)
+    return loss, {
+        "loss/critic": loss,
+        "value/q_taken": losses.masked_mean(q[0], weight > 0),
+        "value/target": losses.masked_mean(y, weight > 0),
+        "priority": replay.priority(q[0] - y, weight),
+    }
+
+
 # --------------------------------------------------------------------------------------------------------- learners
 
 Optimizers = dict[str, optax.GradientTransformation]  # by the name of the parameters that each moves
@@ -288,6 +322,30 @@ def improve(
     part, opt_state, aux, norm = parts.improve(optimizers[name], loss, state.params[name], state.opt_state[name])
     params, opt_states = {**state.params, name: part}, {**state.opt_state, name: opt_state}
     return state.replace(params=params, opt_state=opt_states), aux, {f"loss/{name}_grad_norm": norm}
+
+
+class Actors(NamedTuple):
+    """How actors learn.
+
+    Attributes:
+      optimizer: `init` takes the parameters of all actors.
+      improve: `(state, given, batch, noise, key) -> (state, aux of the loss, metrics)`; beside the actors, losses read
+        the parameters `given`.
+    """
+
+    optimizer: optax.GradientTransformation
+    improve: Callable[[TrainState, Params, Trajectory, Any, PRNGKeyArray | None], tuple[TrainState, Any, Metrics]]
+
+
+def at_once(optimizer: optax.GradientTransformation, loss: Callable[[Params, Trajectory, Any], Any]) -> Actors:
+    """All actors together, in one step on one loss, `(params, batch, noise) -> (scalar, aux)`."""
+
+    def improve_all(state, given, batch, noise, key):
+        del key
+        optimizers = {"actor": optimizer}
+        return improve(optimizers, state, "actor", lambda part: loss({**given, "actor": part}, batch, noise))
+
+    return Actors(optimizer, improve_all)
 
 
 def or_random(state: TrainState, cfg: CriticConfig, chosen: Array, anything: Array) -> Array:

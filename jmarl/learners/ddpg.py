@@ -21,7 +21,7 @@ References:
     (https://arxiv.org/abs/1910.01465).
 """
 
-import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -186,10 +186,11 @@ def learner(nets: critics.ActorCritic, cfg: DDPGConfig, init: Callable, update_w
 
     def update(state, batch, key):
         shape = batch.steps.obs.agent_mask.shape + code.is_real.shape[1:]
+        key_turns = jax.random.fold_in(key, 1)
         if code.is_discrete:
-            return update_with(state, batch, None, jax.random.gumbel(key, shape))
+            return update_with(state, batch, None, jax.random.gumbel(key, shape), key_turns)
         smoothing = None if cfg.target_noise is None else jax.random.normal(key, shape)
-        state, metrics = update_with(state, batch, smoothing, None)
+        state, metrics = update_with(state, batch, smoothing, None, key_turns)
         is_counted = state.env_steps is not None
         return state, {**metrics, "noise": parts.as_metric(noise_scale(state))} if is_counted else metrics
 
@@ -203,22 +204,24 @@ def training(
     targets=ddpg_targets,
     critic_loss=critics.critic_loss,
     actor_loss=ddpg_actor_loss,
+    actors: critics.Actors | None = None,
     is_of_team: bool = False,
 ):
-    """`Learner.init`, and `Learner.update` with its noise given: `(state, batch, target noise, actor noise)`.
+    """`Learner.init`, and `Learner.update` with its noise given: `(state, batch, target noise, actor noise, key)`.
 
-    With `is_of_team`, the critic is one of all agents, so one optimiser moves it however parameters are shared.
+    Actors are those of `actor_loss`, moved at once, or `actors`, which read the key. With `is_of_team`, the critic is
+    one of all agents, so one optimiser moves it however parameters are shared.
     """
     options = {"nets": nets, "cfg": cfg}
     critic_rate = optim.learning_rate(cfg, start=cfg.critic_learning_rate)
-    actor_rate = optim.learning_rate(cfg, steps_per_update=1 / cfg.policy_delay)
-    critic_sharing = dataclasses.replace(cfg, sharing="shared") if is_of_team else cfg
-    optimizers = {"actor": parts.optimizer(cfg, actor_rate), "critic": parts.optimizer(critic_sharing, critic_rate)}
+    if actors is None:
+        actors = critics.at_once(parts.optimizer(cfg, actor_rate(cfg)), functools.partial(actor_loss, **options))
+    optimizers = {"actor": actors.optimizer, "critic": parts.optimizer(cfg, critic_rate, is_of_team=is_of_team)}
 
     def init(key):
         return critics.init_state(key, nets, optimizers, targets=("actor", "critic"))
 
-    def update(state, batch, target_noise, actor_noise):
+    def update(state, batch, target_noise, actor_noise, key=None):
         batch, step = masks.readable_batch(batch), state.step + 1
         target = targets(state.target_params, batch, target_noise, **options)
         state, metrics, norm = critics.improve(
@@ -227,12 +230,7 @@ def training(
             "critic",
             lambda part: critic_loss({**state.params, "critic": part}, batch, target, **options),
         )
-        new, actor_metrics, actor_norm = critics.improve(
-            optimizers,
-            state,
-            "actor",
-            lambda part: actor_loss({**state.params, "actor": part}, batch, actor_noise, **options),
-        )
+        new, actor_metrics, actor_norm = actors.improve(state, state.params, batch, actor_noise, key)
         if cfg.policy_delay > 1:
             # Not a `cond`: seeds are vmapped, and then both branches run anyway.
             new = jax.tree.map(lambda x, old: jnp.where(step % cfg.policy_delay == 0, x, old), new, state)
@@ -249,19 +247,30 @@ def training(
     return init, update
 
 
-def values_of_policy(params: Params, x: critics.Sequences, noise: Array | None) -> tuple[Array, Array]:
-    """The critics' value `[L, M, N]` of what actors do, as `cfg.actor_q` says, and a penalty for the size of logits."""
-    nets, cfg = x.nets, x.cfg
+def actor_rate(cfg: DDPGConfig) -> optim.Schedule:
+    """The course of the actors' step size."""
+    return optim.learning_rate(cfg, steps_per_update=1 / cfg.policy_delay)
+
+
+def actions_of_policy(params: Params, x: critics.Sequences, noise: Array | None) -> tuple[Array, Array]:
+    """What actors do, coded and differentiable, and a penalty `[L, M, N]` for the size of logits."""
     obs: Any = x.steps.obs
     output = x.output(params)
-    if nets.code.is_discrete:
-        own = _relaxed(output, obs, noise, cfg.gumbel_temperature)
-        penalty = cfg.logit_coef * losses.masked_mean(output**2, obs.action_mask, axis=-1)
-    else:
-        own, penalty = _deterministic(nets, output, obs), jnp.zeros(())
-    q = x.values(params, own)
-    q = {"first": lambda q: q[0], "mean": lambda q: jnp.mean(q, 0), "min": losses.clipped_double_q}[cfg.actor_q](q)
-    return q, penalty
+    if not x.nets.code.is_discrete:
+        return _deterministic(x.nets, output, obs), jnp.zeros(obs.agent_mask.shape)
+    penalty = x.cfg.logit_coef * losses.masked_mean(output**2, obs.action_mask, axis=-1)
+    return _relaxed(output, obs, noise, x.cfg.gumbel_temperature), penalty
+
+
+def value_to_raise(q: Float[Array, "C *batch"], cfg: DDPGConfig) -> Float[Array, "*batch"]:
+    """Of several critics' values the one that actors follow, as `cfg.actor_q` says."""
+    return {"first": lambda q: q[0], "mean": lambda q: jnp.mean(q, 0), "min": losses.clipped_double_q}[cfg.actor_q](q)
+
+
+def values_of_policy(params: Params, x: critics.Sequences, noise: Array | None) -> tuple[Array, Array]:
+    """The critics' value `[L, M, N]` of what actors do, as `cfg.actor_q` says, and a penalty for the size of logits."""
+    own, penalty = actions_of_policy(params, x, noise)
+    return value_to_raise(x.values(params, own), x.cfg), penalty
 
 
 def _exploring(nets: critics.ActorCritic, cfg: DDPGConfig) -> Callable:

@@ -9,10 +9,8 @@ What an agent gains is then gained by the team: the joint surrogate, the mean of
 not fall from turn to turn, which agents that move at once cannot promise. Rewards are the team's, and a critic of the
 state gives the advantage. With one step on each rollout, where ρ_m = 1, this is HAA2C; with one agent HAPPO is PPO.
 
-Parameters are each agent's own. In equal shapes (`sharing="per_agent"`) the turns are one `lax.scan` over a permutation
-of stacked parameters: as many network passes as PPO makes, and one more for each M. Where shapes differ
-(`sharing="per_group"`), agents of a group share theirs and move at once, the groups one after the other, and each turn
-passes through all groups; under `vmap` over seeds it computes the turns of all of them and keeps one.
+Parameters are each agent's own, or a group's whose agents move at once, see `jmarl.learners.turns`. Turns make as many
+network passes as PPO, and one more for each M.
 
 References:
   Kuba et al., 2022, Trust Region Policy Optimisation in Multi-Agent Reinforcement Learning, alg. 4
@@ -31,7 +29,7 @@ from jaxtyping import Array, Bool
 
 from jmarl import configs, losses, masks, normalize, optim
 from jmarl.configs import config
-from jmarl.learners import checks, on_policy, parts, ppo
+from jmarl.learners import checks, on_policy, parts, ppo, turns
 from jmarl.learners.ppo import PPOTargets, ppo_targets
 from jmarl.networks import actor_critic
 from jmarl.types import EnvSpec, Learner, Metrics, Network, Params, TrainState, Trajectory, static
@@ -150,7 +148,8 @@ def happo(
     >>> state.params["actor"]["torso"]["Dense_0"]["kernel"].shape  # of two agents
     (2, 1, 8)
     """
-    _check(spec, cfg)
+    checks.validate(cfg, HAPPOConfig, spec)
+    turns.require_apart(cfg.sharing, "mappo")
     nets = parts.choose_nets(nets, default_nets, spec, cfg)
     policy = actor_critic.separate(nets.actor, nets.critic, nets.distribution)
     learning_rate, ent_coef = ppo.schedules(cfg)
@@ -158,11 +157,14 @@ def happo(
     critic_rate = optim.learning_rate(cfg, start=cfg.critic_learning_rate, steps_per_update=steps_per_update)
     one_optimizer = functools.partial(optim.optimizer, eps=cfg.adam_eps, max_grad_norm=cfg.max_grad_norm)
     critic_optimizer = one_optimizer(critic_rate)
-    players = (_own if cfg.sharing == "per_agent" else _groups)(spec, nets, one_optimizer(learning_rate))
+    players = turns.players(spec, nets.actor, one_optimizer(learning_rate), cfg.sharing)
 
     def init(key):
         params = policy.init(key)
-        opt_state = {"actor": players.init(params["actor"]), "critic": critic_optimizer.init(params["critic"])}
+        opt_state = {
+            "actor": players.optimizer.init(params["actor"]),
+            "critic": critic_optimizer.init(params["critic"]),
+        }
         moments = {"value": normalize.init()} if cfg.normalize_value else {}
         return TrainState(params=params, opt_state=opt_state, step=jnp.int32(0), moments=moments)
 
@@ -177,7 +179,7 @@ def happo(
     def turn(player, batch, target, carry, key):
         """One player's passes over the rollout; then what it has become weighs on those that follow."""
         actors, opt_states, log_ratio, start = carry
-        one = players.player(actors, player)
+        one = _player(players, nets, actors, player)
         weighted = target.replace(advantage=target.advantage * jnp.exp(log_ratio)[..., None])
 
         def minibatch_step(state, batch, target):
@@ -214,12 +216,13 @@ def happo(
         critic, critic_metrics = on_policy.learn_sequences(
             critic_step, (state.params["critic"], state.opt_state["critic"]), batch, target, key_critic, cfg=cfg
         )
-        order = jax.random.permutation(key_order, players.num)
         start = state.params["actor"], state.opt_state["actor"], jnp.zeros_like(target.advantage[..., 0]), state.step
-        (actors, opt_states, log_ratio, _), metrics = jax.lax.scan(
-            lambda carry, x: players.switch(lambda player: turn(player, batch, target, carry, x[1]), x[0]),
+        (actors, opt_states, log_ratio, _), metrics = turns.one_after_the_other(
+            players,
+            lambda player, carry, key: turn(player, batch, target, carry, key),
             start,
-            (order, jax.random.split(key_turns, players.num)),
+            key_order,
+            jax.random.split(key_turns, players.num),
         )
         state = state.replace(
             params={"actor": actors, "critic": critic[0]},
@@ -264,74 +267,13 @@ def default_nets(spec: EnvSpec, cfg: HAPPOConfig) -> HANets:
     return HANets(actor, critic, distribution)
 
 
-class _Players(NamedTuple):
-    """All players, by number: how each one's parameters are read and written, and what it is."""
+def _player(players: turns.Players, nets: HANets, actors: Params, number: Any) -> Player:
+    net = players.actor(actors, number)
 
-    num: int
-    optimizer: Any  # of one player
-    init: Callable[[Params], Any]  # states of the optimisers of all
-    take: Callable[[Any, Any], Any]  # (of all, player) -> its own
-    put: Callable[[Any, Any, Any], Any]  # (of all, its own, player) -> of all
-    player: Callable[[Params, Any], Player]  # (actors, player)
-    switch: Callable[[Callable[[Any], Any], Array], Any]  # (what to do with a player, its number, which may be traced)
+    def evaluate(params, batch):
+        obs, action, first = batch.steps.obs, batch.steps.action, batch.steps.first
+        _, output = net.apply(params, players.memory(batch.carry["actor"], number), obs, first)
+        pi = nets.distribution(output, obs.action_mask)
+        return pi.log_prob(action), pi.entropy()
 
-
-def _own(spec: EnvSpec, nets: HANets, optimizer: Any) -> _Players:
-    """Each agent by itself: parameters stacked along N, so that one function serves any agent."""
-    num_agents, optimizer = spec.num_agents, optim.per_agent(optimizer)
-
-    def take(tree, i, axis=0):
-        return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, i, 1, axis), tree)
-
-    def put(tree, own, i):
-        return jax.tree.map(lambda x, y: jax.lax.dynamic_update_slice_in_dim(x, y, i, 0), tree, own)
-
-    def player(actors, i):
-        def evaluate(params, batch):
-            obs, action, first = batch.steps.obs, batch.steps.action, batch.steps.first
-            seen = obs.replace(agents=take(obs.agents, i, 2), agent_mask=take(obs.agent_mask, i, 2))
-            seen = seen.replace(action_mask=None if obs.action_mask is None else take(obs.action_mask, i, 2))
-            _, output = nets.actor.apply(params, take(batch.carry["actor"], i, 1), seen, first)
-            # For everyone, since distributions know agents by their place.
-            shape = obs.agent_mask.shape
-            output = jax.tree.map(lambda x: jnp.broadcast_to(x, (*shape, x.shape[-1])), output)
-            pi = nets.distribution(output, obs.action_mask)
-            return pi.log_prob(action), pi.entropy()
-
-        return Player(evaluate, jnp.arange(num_agents) == i)
-
-    return _Players(num_agents, optimizer, optimizer.init, take, put, player, lambda turn, i: turn(i))
-
-
-def _groups(spec: EnvSpec, nets: HANets, optimizer: Any) -> _Players:
-    """Groups of agents, of parameters in different shapes: a branch for each of them."""
-    groups = actor_critic.groups(spec)
-    names = [f"group_{g}" for g in range(max(groups) + 1)]
-
-    def player(actors, g):
-        def evaluate(params, batch):
-            obs, action, first = batch.steps.obs, batch.steps.action, batch.steps.first
-            _, output = nets.actor.apply({**actors, names[g]: params}, batch.carry["actor"], obs, first)
-            pi = nets.distribution(output, obs.action_mask)
-            return pi.log_prob(action), pi.entropy()
-
-        return Player(evaluate, jnp.asarray(groups) == g)
-
-    return _Players(
-        num=len(names),
-        optimizer=optimizer,
-        init=lambda actors: {name: optimizer.init(actors[name]) for name in names},
-        take=lambda tree, g: tree[names[g]],
-        put=lambda tree, own, g: {**tree, names[g]: own},
-        player=player,
-        switch=lambda turn, g: jax.lax.switch(g, [functools.partial(turn, g) for g in range(len(names))]),
-    )
-
-
-def _check(spec: EnvSpec, cfg: HAPPOConfig) -> None:
-    checks.validate(cfg, HAPPOConfig, spec)
-    if cfg.sharing == "shared":
-        raise ValueError(
-            "sharing='shared' leaves nobody to learn after another: choose 'per_agent', or 'per_group' for agents of "
-            "different sizes; with one network for all, use mappo."
-        )
+    return Player(evaluate, players.members(number).any(0))

@@ -31,10 +31,10 @@ def improve(
     return optax.apply_updates(params, updates), opt_state, aux, optax.global_norm(grads)
 
 
-def optimizer(cfg: Any, rate: optim.Schedule) -> optax.GradientTransformation:
-    """Clipped Adam, one for each agent where each has parameters of its own."""
+def optimizer(cfg: Any, rate: optim.Schedule, *, is_of_team: bool = False) -> optax.GradientTransformation:
+    """Clipped Adam, one for each agent where each has parameters of its own; one for those that are a team's."""
     shared = optim.optimizer(rate, eps=cfg.adam_eps, max_grad_norm=cfg.max_grad_norm)
-    return optim.per_agent(shared) if cfg.sharing == "per_agent" else shared
+    return optim.per_agent(shared) if cfg.sharing == "per_agent" and not is_of_team else shared
 
 
 def mean_loss(x: Array, weight: Array, sharing: str = "shared") -> Array:

@@ -16,6 +16,7 @@ References:
   Lowe et al., 2017, for the critics of many agents (https://arxiv.org/abs/1706.02275).
 """
 
+import functools
 import math
 import warnings
 from collections.abc import Callable
@@ -74,7 +75,7 @@ def sac_targets(
     x = critics.read(batch, nets, cfg)
     next_obs: Any = x.steps.next_obs
     policy: Any = nets.distribution(x.next_output(target_params if cfg.target_actor else params), next_obs.action_mask)
-    next_action, log_prob = _draw(nets, policy, noise)
+    next_action, log_prob = draw(nets, policy, noise)
     next_q = losses.clipped_double_q(x.next_values(target_params, next_action))
     alpha = jnp.where(next_obs.agent_mask, jnp.exp(params["log_alpha"]), 0.0)  # who waits has no choice, nor entropy
     if nets.code.is_discrete:
@@ -99,7 +100,7 @@ def sac_actor_loss(
     """
     x, alpha = critics.read(batch, nets, cfg), jnp.exp(params["log_alpha"])
     policy: Any = nets.distribution(x.output(params), x.steps.obs.action_mask)
-    own, log_prob = _draw(nets, policy, noise)
+    own, log_prob = draw(nets, policy, noise)
     q = losses.clipped_double_q(x.values(params, own))
     if nets.code.is_discrete:
         policy_loss = losses.soft_policy_loss(q, policy.logits, alpha[..., None], policy.probs)
@@ -152,41 +153,10 @@ def isac(
       targets, critic_loss, actor_loss, alpha_loss: your own in place of `sac_targets`, `critic_loss`, `sac_actor_loss`
         and `sac_alpha_loss`, with the same arguments and results.
     """
-    cfg = _checked(spec, cfg)
+    cfg = checked(spec, cfg)
     nets = parts.choose_nets(nets, default_nets, spec, cfg)
-    code, actor_step, remember = nets.code, networks.one_step(nets.actor), critics.memory(nets)
-    init, update_with = training(
-        spec, nets, cfg, targets=targets, critic_loss=critic_loss, actor_loss=actor_loss, alpha_loss=alpha_loss
-    )
-
-    def init_carry(batch_shape):
-        return {"actor": nets.actor.init_carry(batch_shape), "critic": nets.critic.init_carry(batch_shape)}
-
-    def act(state, carry, obs, first, key):
-        key_action, key_random = jax.random.split(key)
-        actor, output = actor_step(state.params["actor"], carry["actor"], obs, first)
-        action = nets.distribution(output, obs.action_mask).sample(seed=key_action)
-        if code.is_discrete:
-            anything = heads.categorical(jnp.zeros_like(output), obs.action_mask).sample(seed=key_random)
-            action = critics.or_random(state, cfg, action, anything)
-        else:
-            anything = jax.random.uniform(key_random, action.shape, minval=-1.0, maxval=1.0)
-            action = code.decode(critics.or_random(state, cfg, action, anything))
-        critic = remember(state.params["critic"], carry["critic"], obs, action, first)
-        return action, {"actor": actor, "critic": critic}, {}
-
-    def greedy(state, carry, obs, first):
-        actor, output = actor_step(state.params["actor"], carry["actor"], obs, first)
-        mode = nets.distribution(output, obs.action_mask).mode()
-        return mode if code.is_discrete else code.decode(mode), {**carry, "actor": actor}
-
-    def update(state, batch, key):
-        draw = jax.random.gumbel if code.is_discrete else jax.random.normal
-        shape = batch.steps.obs.agent_mask.shape + code.is_real.shape[1:]
-        next_noise, noise = draw(key, (2, *shape))
-        return update_with(state, batch, next_noise, noise)
-
-    return Learner(init, init_carry, act, greedy, update, learns_from="replay")
+    own = {"targets": targets, "critic_loss": critic_loss, "actor_loss": actor_loss, "alpha_loss": alpha_loss}
+    return learner(nets, cfg, *training(spec, nets, cfg, **own))
 
 
 def masac(spec: EnvSpec, cfg: SACConfig, nets: critics.ActorCritic | None = None, **own_losses: Callable) -> Learner:
@@ -242,6 +212,40 @@ def default_nets(spec: EnvSpec, cfg: SACConfig) -> critics.ActorCritic:
     return critics.ActorCritic(actor, critic, code, distribution)
 
 
+def learner(nets: critics.ActorCritic, cfg: SACConfig, init: Callable, update_with: Callable) -> Learner:
+    """A learner that acts by `nets.actor`; the two functions are what `training` returns."""
+    code, actor_step, remember = nets.code, networks.one_step(nets.actor), critics.memory(nets)
+
+    def init_carry(batch_shape):
+        return {"actor": nets.actor.init_carry(batch_shape), "critic": nets.critic.init_carry(batch_shape)}
+
+    def act(state, carry, obs, first, key):
+        key_action, key_random = jax.random.split(key)
+        actor, output = actor_step(state.params["actor"], carry["actor"], obs, first)
+        action = nets.distribution(output, obs.action_mask).sample(seed=key_action)
+        if code.is_discrete:
+            anything = heads.categorical(jnp.zeros_like(output), obs.action_mask).sample(seed=key_random)
+            action = critics.or_random(state, cfg, action, anything)
+        else:
+            anything = jax.random.uniform(key_random, action.shape, minval=-1.0, maxval=1.0)
+            action = code.decode(critics.or_random(state, cfg, action, anything))
+        critic = remember(state.params["critic"], carry["critic"], obs, action, first)
+        return action, {"actor": actor, "critic": critic}, {}
+
+    def greedy(state, carry, obs, first):
+        actor, output = actor_step(state.params["actor"], carry["actor"], obs, first)
+        mode = nets.distribution(output, obs.action_mask).mode()
+        return mode if code.is_discrete else code.decode(mode), {**carry, "actor": actor}
+
+    def update(state, batch, key):
+        kind = jax.random.gumbel if code.is_discrete else jax.random.normal
+        shape = batch.steps.obs.agent_mask.shape + code.is_real.shape[1:]
+        next_noise, noise = kind(key, (2, *shape))
+        return update_with(state, batch, next_noise, noise, jax.random.fold_in(key, 1))
+
+    return Learner(init, init_carry, act, greedy, update, learns_from="replay")
+
+
 def training(
     spec: EnvSpec,
     nets: critics.ActorCritic,
@@ -251,13 +255,22 @@ def training(
     critic_loss=critics.critic_loss,
     actor_loss=sac_actor_loss,
     alpha_loss=sac_alpha_loss,
+    actors: critics.Actors | None = None,
+    is_of_team: bool = False,
 ):
-    """`Learner.init`, and `Learner.update` with its noise given: `(state, batch, next actions' noise, noise)`."""
+    """`Learner.init`, and `Learner.update` with its noise given: `(state, batch, next actions' noise, noise, key)`.
+
+    Actors are those of `actor_loss`, moved at once, or `actors`, which read the key. With `is_of_team`, the critic is
+    one of all agents, so one optimiser moves it however parameters are shared.
+    """
     options = {"nets": nets, "cfg": cfg}
     critic_rate = optim.learning_rate(cfg, start=cfg.critic_learning_rate)
+    if actors is None:
+        optimizer = parts.optimizer(cfg, optim.learning_rate(cfg))
+        actors = critics.at_once(optimizer, functools.partial(actor_loss, **options))
     optimizers = {
-        "actor": parts.optimizer(cfg, optim.learning_rate(cfg)),
-        "critic": parts.optimizer(cfg, critic_rate),
+        "actor": actors.optimizer,
+        "critic": parts.optimizer(cfg, critic_rate, is_of_team=is_of_team),
         "log_alpha": optim.optimizer(optim.learning_rate(cfg, start=cfg.alpha_learning_rate), eps=1e-8),
     }
     slow = ("actor", "critic") if cfg.target_actor else ("critic",)
@@ -273,20 +286,15 @@ def training(
             optimizers, state, "critic", lambda part: critic_loss({**read, "critic": part}, batch, target, **options)
         )
 
-    def improve_actor(state, read, batch, noise):
-        return critics.improve(
-            optimizers, state, "actor", lambda part: actor_loss({**read, "actor": part}, batch, noise, **options)
-        )
-
-    def update(state, batch, next_noise, noise):
+    def update(state, batch, next_noise, noise, key=None):
         batch, old = masks.readable_batch(batch), state.params
         if cfg.update_order == "actor_first":
-            state, (actor_metrics, log_prob), actor_norm = improve_actor(state, old, batch, noise)
+            state, (actor_metrics, log_prob), actor_norm = actors.improve(state, old, batch, noise, key)
             state, metrics, norm = improve_critic(state, state.params, batch, next_noise)
         else:
             state, metrics, norm = improve_critic(state, old, batch, next_noise)
             read = old if cfg.update_order == "simultaneous" else state.params
-            state, (actor_metrics, log_prob), actor_norm = improve_actor(state, read, batch, noise)
+            state, (actor_metrics, log_prob), actor_norm = actors.improve(state, read, batch, noise, key)
         metrics = {**metrics, **norm, **actor_metrics, **actor_norm}
         if cfg.learn_alpha:
             state, alpha_metrics, alpha_norm = critics.improve(
@@ -303,14 +311,15 @@ def training(
     return init, update
 
 
-def _draw(nets: critics.ActorCritic, policy: Any, noise: Array) -> tuple[Array, Array]:
+def draw(nets: critics.ActorCritic, policy: Any, noise: Array) -> tuple[Array, Array]:
     """A coded action and its log-probability, differentiable; of discrete ones no gradient, and minus the entropy."""
     noise = jnp.where(nets.code.is_real, noise, 0.0)
     action, log_prob = policy.from_noise(noise)
     return (nets.code.encode(action), -policy.entropy()) if nets.code.is_discrete else (action, log_prob)
 
 
-def _checked(spec: EnvSpec, cfg: Any) -> SACConfig:
+def checked(spec: EnvSpec, cfg: Any) -> Any:
+    """The config, with what its critics read."""
     checks.validate(cfg, SACConfig, spec)
     checks.require(cfg, ("alpha",), lambda x: x > 0, "be positive: it is a temperature, and its logarithm is kept")
     above = f"lie above log_std_min={cfg.log_std_min}: they are the bounds of the log deviation"

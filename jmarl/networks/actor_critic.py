@@ -267,10 +267,8 @@ def of_actions(
     if view not in views:
         raise ValueError(f"critic_view={view!r} is unknown: choose one of {', '.join(views)}.")
     _require_readable(spec, view, images=False)
-    if cfg.recurrent and not cfg.head_sizes:
-        cfg = dataclasses.replace(cfg, head_sizes=(cfg.cell_size,))
-    model, head = from_config(cfg)
-    num_agents, num_late = spec.num_agents, num_features if cfg.recurrent else 0
+    build = _critic_of_actions(cfg, num_features)
+    num_agents = spec.num_agents
     has_ids = cfg.sharing != "per_agent"  # networks of one's own know whose they are
     kinds = list(zip(_view_shapes(spec), _action_sizes(spec), strict=True))
     if view == "obs":
@@ -281,7 +279,7 @@ def of_actions(
 
     net = share(
         cfg.sharing,
-        lambda out: model(outputs=(head(out, scale=1.0),), num_late=num_late),
+        build,
         input_shapes=[(num_features + width,) for width in widths],
         output_sizes=(num_outputs or 1,) * num_agents,
         kinds=kinds,
@@ -299,6 +297,31 @@ def of_actions(
         return carry, out[..., 0] if num_outputs is None else out
 
     return net._replace(apply=apply)
+
+
+def of_joint_action(spec: EnvSpec, cfg: Any, num_features: int) -> Network:
+    """One critic of the team: its input is `(obs, joint action [L, M, K])`, its output a value `[L, M]`.
+
+    It reads the state and what everyone does in one pass, with one set of parameters. Otherwise as `of_actions`.
+    """
+    _require_readable(spec, "state", images=False)
+    net = network(_critic_of_actions(cfg, num_features)(1), (num_features + spec.state_shape[0],))
+
+    def apply(params, carry, x, first):
+        obs, actions = x
+        carry, out = net.apply(params, carry, jnp.concatenate([actions, obs.state], axis=-1), first)
+        return carry, out[..., 0]
+
+    return net._replace(apply=apply)
+
+
+def _critic_of_actions(cfg: Any, num_features: int) -> Callable[[int], nn.Module]:
+    """`(num_outputs) -> module` of actions beside what is observed. Actions join after a memory, before a layer."""
+    if cfg.recurrent and not cfg.head_sizes:
+        cfg = dataclasses.replace(cfg, head_sizes=(cfg.cell_size,))
+    model, head = from_config(cfg)
+    num_late = num_features if cfg.recurrent else 0
+    return lambda num_outputs: model(outputs=(head(num_outputs, scale=1.0),), num_late=num_late)
 
 
 def joint_actions(own: Array | None, others: Array) -> Joined:

@@ -89,6 +89,20 @@ class Central(nn.Module):
         return (value + Hypernetwork(1, (self.bias_size,), name="v")(state))[..., 0]
 
 
+class Joint(nn.Module):
+    """Any function of the agents' features and the state: a network over all of them together.
+
+    Attributes:
+      hidden_sizes: widths of its layers.
+    """
+
+    hidden_sizes: Sequence[int] = (64, 64)
+
+    @nn.compact
+    def __call__(self, features: Float[Array, "*batch F"], state: Float[Array, "*batch S"]) -> Float[Array, "*batch"]:
+        return Hypernetwork(1, self.hidden_sizes, name="net")(jnp.concatenate([features, state], axis=-1))[..., 0]
+
+
 class QPLEX(nn.Module):
     """Duplex dueling: `Q_tot = Σᵢ wᵢ(s) Vᵢ + bᵢ(s) + λᵢ(s, u) wᵢ(s) Aᵢ`, with `Vᵢ = max qᵢ` and `Aᵢ = qᵢ - Vᵢ <= 0`.
 
@@ -234,6 +248,35 @@ def duplex(module: QPLEX, spec: EnvSpec) -> Mixer:
         rest = taken.reshape(-1, num_agents * num_actions), obs.state.reshape(-1, state_size)
         total: Any = module.apply({"params": params}, *own, *rest)
         return total.reshape(value.shape[:-1])
+
+    return Mixer(init, apply)
+
+
+def joint(module: Joint, spec: EnvSpec, *, reads_actions: bool = True) -> Mixer:
+    """A value of the joint action, or with `reads_actions=False` of the state alone, beside all values of each agent.
+
+    Who does not act has the values 0 and no action.
+
+    >>> import jax
+    >>> from jmarl import envs
+    >>> from jmarl.types import zero_observation
+    >>> spec = envs.matrix_game([[8.0, -12.0], [-12.0, 0.0]]).spec
+    >>> mix, obs = joint(Joint((8,)), spec), zero_observation(spec, (5, 7))
+    >>> mix.apply(mix.init(jax.random.key(0)), jnp.ones((5, 7, 2, 2)), jnp.zeros((5, 7, 2), int), obs).shape
+    (5, 7)
+    """
+    state_size, num_agents, num_actions = _state_size(module, spec), spec.num_agents, spec.num_actions or 0
+    size = (1 + reads_actions) * num_agents * num_actions
+
+    def init(key):
+        return draw_at_once(module.init(key, jnp.zeros((1, size)), jnp.zeros((1, state_size)))["params"], key)
+
+    def apply(params, q, action, obs):
+        read = [q, jax.nn.one_hot(action, num_actions, dtype=q.dtype)] if reads_actions else [q]
+        features = jnp.concatenate(read, axis=-1) * obs.agent_mask[..., None]
+        flat = features.reshape(-1, size), obs.state.reshape(-1, state_size)
+        value: Any = module.apply({"params": params}, *flat)
+        return value.reshape(q.shape[:-2])
 
     return Mixer(init, apply)
 
