@@ -95,15 +95,15 @@ VALUES = {
 # The symbol of a field in the equations of the pages.
 SYMBOLS = {
     "learning_rate": "step size",
-    "gamma": "γ",
+    "gamma": "γ",  # noqa: RUF001
     "gae_lambda": "λ",
     "lambda_": "λ",
     "clip_eps": "ε",
     "ent_coef": "c_H",
     "vf_coef": "c_V",
     "tau": "τ",
-    "alpha": "α",
-    "initial_alpha": "α at the start",
+    "alpha": "α",  # noqa: RUF001
+    "initial_alpha": "α at the start",  # noqa: RUF001
     "target_entropy": "H̄",
     "epsilon_start": "ε, exploring",
     "num_critics": "how many Q",
@@ -189,6 +189,11 @@ def _with_url(source: str) -> str:
 # --------------------------------------------------------------------------------------------------- algorithms
 
 
+def config_class(name: str) -> Any:
+    """The class whose defaults an algorithm has: its own, where its annotation names one that this extends."""
+    return type(presets.for_environment(name, "MPE_simple_spread_v3").config)
+
+
 def docstring(module: str) -> str:
     """What a module of jmarl says of itself."""
     return of_docstring(importlib.import_module(f"jmarl.{module}").__doc__ or "")
@@ -196,8 +201,8 @@ def docstring(module: str) -> str:
 
 def defaults(*names: str) -> str:
     """Every hyperparameter of some algorithms, with a column for each class of config."""
-    classes = list(dict.fromkeys(own.config_class(name) for name in names))
-    users = {cls: [name for name in names if own.config_class(name) is cls] for cls in classes}
+    classes = list(dict.fromkeys(config_class(name) for name in names))
+    users = {cls: [name for name in names if config_class(name) is cls] for cls in classes}
     meanings: dict[str, str] = {}
     for cls in classes:
         for field, text in configs.explain(cls).items():
@@ -267,7 +272,7 @@ def _learners(name: str) -> dict[str, Any]:
     learners = {}
     for kind, spec in _SPECS.items():
         try:
-            learners[kind] = own.find_algorithm(name)(spec, own.default_config(name))
+            learners[kind] = own.find_algorithm(name)(spec, config_class(name)())
         except (ValueError, TypeError):
             continue
     return learners
@@ -276,7 +281,7 @@ def _learners(name: str) -> dict[str, Any]:
 @functools.cache
 def facts(name: str) -> Facts:
     """What the code says of an algorithm."""
-    cfg, learners = own.default_config(name), _learners(name)
+    cfg, learners = config_class(name)(), _learners(name)
     reward = getattr(cfg, "team_reward", "individual")
     return Facts(
         actions=tuple(learners),
@@ -585,8 +590,9 @@ def _spec_cells(spec: EnvSpec) -> list[str]:
     ]
 
 
-def preset(env: str) -> str:
-    """What the presets of an environment set, for each algorithm that takes its actions: differences from defaults."""
+def preset(*words: str) -> str:
+    """What the presets of an environment set, for each algorithm: differences from defaults. Names may have spaces."""
+    env = " ".join(words)
     rows = []
     for name in own.ALGORITHMS:
         if name == "random":
