@@ -103,7 +103,7 @@ SYMBOLS = {
     "vf_coef": "c_V",
     "tau": "τ",
     "alpha": "α",  # noqa: RUF001
-    "initial_alpha": "α at the start",  # noqa: RUF001
+    "suboptimal_weight": "α",  # noqa: RUF001
     "target_entropy": "H̄",
     "epsilon_start": "ε, exploring",
     "num_critics": "how many Q",
@@ -194,6 +194,11 @@ def config_class(name: str) -> Any:
     return type(presets.for_environment(name, "MPE_simple_spread_v3").config)
 
 
+def _fields(cls: Any) -> dict[str, dataclasses.Field]:
+    """The fields of a config by name; what is the same for all of a class is none of them."""
+    return {field.name: field for field in dataclasses.fields(cls)}
+
+
 def docstring(module: str) -> str:
     """What a module of jmarl says of itself."""
     return of_docstring(importlib.import_module(f"jmarl.{module}").__doc__ or "")
@@ -211,9 +216,9 @@ def defaults(*names: str) -> str:
     for field in sorted(meanings, key=lambda field: _place(field, classes)):
         values = [_default(cls, field) for cls in classes]
         is_static = any(
-            not cls.__dataclass_fields__[field].metadata.get("pytree_node", True)
+            not _fields(cls)[field].metadata.get("pytree_node", True)
             for cls in classes
-            if field in cls.__dataclass_fields__
+            if field in _fields(cls)
         )
         kind = "static" if is_static else "swept"
         rows.append([f"`{field}`", SYMBOLS.get(field, ""), *values, kind, meanings[field]])
@@ -228,15 +233,15 @@ def _place(field: str, classes: Sequence[type]) -> tuple[int, str]:
     """The algorithm's own fields first, then exploration, optimiser and networks."""
     order = ["algorithm", "exploration", "optimiser", "networks"]
     for cls in classes:
-        if field in cls.__dataclass_fields__:  # type: ignore[attr-defined]
+        if field in _fields(cls):
             return order.index(configs.subjects(cls)[field]), ""
     raise ValueError(field)
 
 
 def _default(cls: Any, field: str) -> str:
-    if field not in cls.__dataclass_fields__:
+    if field not in _fields(cls):
         return ""
-    value = cls.__dataclass_fields__[field].default
+    value = _fields(cls)[field].default
     return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
 
 
@@ -286,7 +291,7 @@ def facts(name: str) -> Facts:
     return Facts(
         actions=tuple(learners),
         learns_from=next(iter(learners.values())).learns_from,
-        has_memory=hasattr(cfg, "recurrent"),
+        has_memory="recurrent" in _fields(type(cfg)),
         reward="each agent's own" if reward == "individual" else f"{reward} of all",
         sharing=getattr(cfg, "sharing", "shared" if dataclasses.fields(cfg) else EMPTY),
         config=type(cfg).__name__,
@@ -515,6 +520,28 @@ def curves(*words: str) -> str:
     return "\n\n".join(out) or "There is no committed curve yet."
 
 
+def speed(folder: str, other: str) -> str:
+    """Environment steps per second beside another library, medians of the rounds that were measured in turn."""
+    rows = []
+    for path in sorted((RESULTS / "throughput" / folder).glob("*.json")):
+        data = json.loads(path.read_text())
+        theirs, ours = (_median(data[who], "steps_per_second") for who in ("theirs", "ours"))
+        row = [data["name"], f"{theirs:,.0f}", f"{ours:,.0f}", f"{data['speed_ratio']:.2f}"]
+        if data["compile_ratio"] is not None:
+            row += [f"{_median(data[who], 'trace_and_compile_s'):.1f} s" for who in ("theirs", "ours")]
+        rows.append(row)
+    header = ["settings", other, "jmarl", "ratio"]
+    if len(rows[0]) > len(header):
+        header += [f"compilation: {other}", "jmarl"]
+    system = data["system"]
+    versions = ", ".join(f"{name} {system['versions'][name]}" for name in ("jax", "jaxmarl"))
+    return f"{table(header, rows)}\n\nOn a CPU of {system['num_cores']} cores, {versions}."
+
+
+def _median(rounds: Sequence[dict[str, float]], name: str) -> float:
+    return float(np.median([x[name] for x in rounds]))
+
+
 # ------------------------------------------------------------------------------------------------- environments
 
 
@@ -601,8 +628,8 @@ def preset(*words: str) -> str:
         cls: Any = type(chosen.config)
         changed = [
             f"{field}={_short(getattr(chosen.config, field))}"
-            for field in cls.__dataclass_fields__
-            if getattr(chosen.config, field) != cls.__dataclass_fields__[field].default
+            for field, known in _fields(cls).items()
+            if getattr(chosen.config, field) != known.default
         ]
         replay = "" if chosen.replay is None else f", batch {chosen.replay.batch_size} x {chosen.replay.num_updates}"
         size = f"{chosen.num_envs} x {chosen.rollout_length}{replay}"
@@ -688,5 +715,6 @@ DIRECTIVES: dict[str, Callable[..., str]] = {
     "preset": preset,
     "results": results,
     "specs": specs,
+    "speed": speed,
     "who-sees-what": who_sees_what,
 }

@@ -138,7 +138,8 @@ def test_every_public_name_is_on_the_api_pages():
 
 def test_docstrings_become_markdown():
     text = pages.of_docstring(
-        "What.\n\n    a = b\n    c = d\n\nUnlike it:\n  - one\n    more\n\nReferences:\n  X, 2020 (https://a.b/c).\n  Y,\n    2021."
+        "What.\n\n    a = b\n    c = d\n\nUnlike it:\n  - one\n    more\n\n"
+        "References:\n  X, 2020 (https://a.b/c).\n  Y,\n    2021."
     )
     assert "```text\na = b\nc = d\n```" in text
     assert "Unlike it:\n\n- one\n  more" in text
