@@ -1,5 +1,6 @@
-"""For the API pages: explanations of fields, and examples as blocks of code."""
+"""For the API pages: explanations of fields, examples as blocks of code, and shapes as they are written."""
 
+import ast
 import importlib
 import re
 from typing import Any
@@ -11,6 +12,16 @@ from jmarl import configs
 
 class Docstrings(griffe.Extension):
     """Fields of configs are explained by the comments behind them, as `jmarl.configs.explain` does."""
+
+    def on_node(self, *, node: Any, **_: Any) -> None:
+        """Called before griffe reads a node: shapes such as "T *batch" are not the product that griffe would print."""
+        for part in ast.walk(node) if isinstance(node, ast.FunctionDef | ast.AnnAssign) else ():
+            if (
+                isinstance(part, ast.Constant)
+                and isinstance(part.value, str)
+                and re.fullmatch(r"\w+( \*\w+)+", part.value)
+            ):
+                part.value = part.value.replace("*", "∗")  # noqa: RUF001  (no operator, so it stays a string)
 
     def on_instance(self, *, obj: Any, **_: Any) -> None:
         """Called for each object that griffe has read."""

@@ -216,9 +216,7 @@ def defaults(*names: str) -> str:
     for field in sorted(meanings, key=lambda field: _place(field, classes)):
         values = [_default(cls, field) for cls in classes]
         is_static = any(
-            not _fields(cls)[field].metadata.get("pytree_node", True)
-            for cls in classes
-            if field in _fields(cls)
+            not _fields(cls)[field].metadata.get("pytree_node", True) for cls in classes if field in _fields(cls)
         )
         kind = "static" if is_static else "swept"
         rows.append([f"`{field}`", SYMBOLS.get(field, ""), *values, kind, meanings[field]])
@@ -466,8 +464,7 @@ def _rows_of_runs(chosen: Iterable[Run]) -> list[list[str]]:
         seconds = run.wall_s[-1]
         rows.append(
             [
-                f"[{run.name}](root:benchmarks/results/{run.name})",
-                f"`{run.algorithm}`",
+                f"[{run.algorithm}](root:benchmarks/results/{run.name}/config.json)",
                 run.task,
                 run.metric.removeprefix("eval/"),
                 len(last),
@@ -481,8 +478,7 @@ def _rows_of_runs(chosen: Iterable[Run]) -> list[list[str]]:
 
 
 _RUN_HEADER = [
-    "run",
-    "algorithm",
+    "run of",
     "task",
     "metric",
     "seeds",

@@ -85,7 +85,7 @@ def test_results_are_computed_from_the_committed_series():
     run = next(run for run in pages.runs() if run.name == "vdn-MPE_simple_spread_v3")
     series = run.metrics["eval/return_sum"]
     last = [[x for x in seed if x is not None and x == x][-1] for seed in series]
-    row = next(line for line in pages.results("vdn").splitlines() if "vdn-MPE_simple_spread_v3" in line)
+    row = next(line for line in pages.results("vdn").splitlines() if "results/vdn-MPE_simple_spread_v3/" in line)
     assert f"{sum(last) / len(last):.1f} ({min(last):.1f} to {max(last):.1f})" in row
     assert pages.results("mat").startswith("There is no committed run") or "mat-" in pages.results("mat")
 
