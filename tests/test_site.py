@@ -27,6 +27,7 @@ def load(name):
 pages = load("pages")
 make_api = load("make_api")
 PAGES = sorted(DOCS.rglob("*.md"))
+TEXTS = [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md"]
 
 
 @pytest.mark.parametrize("name", own.ALGORITHMS)
@@ -90,7 +91,7 @@ def test_results_are_computed_from_the_committed_series():
     assert pages.results("mat").startswith("There is no committed run") or "mat-" in pages.results("mat")
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(DOCS)))
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_directives_have_a_name_and_links_lead_somewhere(path):
     text = path.read_text(encoding="utf-8")
     for directive in re.findall(r"^<!-- (.+?) -->$", text, re.MULTILINE):
