@@ -464,7 +464,7 @@ def _rows_of_runs(chosen: Iterable[Run]) -> list[list[str]]:
         seconds = run.wall_s[-1]
         rows.append(
             [
-                f"[{run.algorithm}](root:benchmarks/results/{run.name}/config.json)",
+                f"[{run.algorithm.replace(',', ', ')}](root:benchmarks/results/{run.name}/config.json)",
                 run.task,
                 run.metric.removeprefix("eval/"),
                 len(last),
