@@ -78,7 +78,7 @@ def test_losses_match_a_loop_over_steps(mixer):
             totals.append(total_by_hand(critic, now.agents[m], done, now.state[m], acts[m], mixer))
     options = {"nets": nets, "cfg": cfg}
     target = ddpg_targets(state.target_params, batch, None, **options)
-    loss, _ = jmarl.facmac_critic_loss(state.params, batch, target, **options)
+    loss, _ = jmarl.team_critic_loss(state.params, batch, target, **options)
     np.testing.assert_allclose(loss, np.mean(np.square(errors)), rtol=1e-4)
     loss, _ = jmarl.facmac_actor_loss(state.params, batch, None, **options)
     np.testing.assert_allclose(loss, -np.mean(totals), rtol=1e-4)

@@ -199,7 +199,7 @@ def known(nets, *, is_joint):
 
     def critic(params, carry, x, first):
         _, own, others = x
-        everyone = own.reshape(*first.shape, 1, 3) if is_joint else actor_critic.joint_actions(own, others)
+        everyone = own.reshape(*first.shape, 1, 3) if is_joint else actor_critic.joint_actions(own, others).joined()
         q = -((jnp.sum(everyone, axis=-1) - GOAL) ** 2) + 0 * params[0]
         return carry, jnp.broadcast_to(q, own.shape[:-1])[None]
 

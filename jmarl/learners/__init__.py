@@ -13,7 +13,7 @@ from jmarl.learners.ddpg import (
     maddpg,
     matd3,
 )
-from jmarl.learners.facmac import FACMACConfig, facmac, facmac_actor_loss, facmac_critic_loss
+from jmarl.learners.facmac import FACMACConfig, facmac, facmac_actor_loss
 from jmarl.learners.happo import (
     HAA2CConfig,
     HANets,
@@ -103,7 +103,6 @@ __all__ = [
     "ddpg_targets",
     "facmac",
     "facmac_actor_loss",
-    "facmac_critic_loss",
     "haa2c",
     "happo",
     "happo_critic_loss",

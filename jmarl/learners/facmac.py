@@ -36,9 +36,6 @@ class FACMACConfig(MonotonicConfig, ddpg.DDPGConfig):
     other_actions: Literal["stored", "current", "joint"] = static("joint")
 
 
-facmac_critic_loss = critics.team_critic_loss  # the name it had before others learnt a team's critic
-
-
 def facmac_actor_loss(
     params: Params, batch: Trajectory, noise: Array | None, *, nets: critics.ActorCritic, cfg: FACMACConfig
 ) -> tuple[Array, Metrics]:
@@ -57,7 +54,7 @@ def facmac(
     nets: critics.ActorCritic | None = None,
     *,
     targets=ddpg.ddpg_targets,
-    critic_loss=facmac_critic_loss,
+    critic_loss=critics.team_critic_loss,
     actor_loss=facmac_actor_loss,
 ) -> Learner:
     """FACMAC: MADDPG with a factored critic.
@@ -66,7 +63,7 @@ def facmac(
       spec: of the environment.
       cfg: hyperparameters.
       nets: your own networks, whose critics' values are the team's; by default `default_nets(spec, cfg)`.
-      targets, critic_loss, actor_loss: your own in place of `ddpg_targets`, `facmac_critic_loss` and
+      targets, critic_loss, actor_loss: your own in place of `ddpg_targets`, `team_critic_loss` and
         `facmac_actor_loss`, with the same arguments and results.
 
     >>> import jax
