@@ -61,6 +61,42 @@ def test_an_environment_of_your_own(composing):
     assert returns[-1] > 0.5 * returns[0]  # both negative: less than half as far apart
 
 
+SCRIPTS = {
+    "sweep": {"num_iterations": 1, "num_seeds": 2, "num_envs": 2, "rates": (1e-3,)},
+    "long_run": {"num_iterations": 10, "num_seeds": 1, "num_envs": 32, "folder": "long_run"},
+    "curiosity": {"num_iterations": 1, "num_seeds": 1, "num_envs": 2, "size": 5},
+    "export_policy": {"num_iterations": 1, "num_envs": 2},
+    "teams_and_tournament": {"num_iterations": 1, "num_envs": 2, "num_episodes": 2},
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_scripts_run(name, tmp_path, monkeypatch, capsys):
+    """With few iterations; each says below `main` how long it takes as it is."""
+    monkeypatch.chdir(tmp_path)
+    code = PATH.with_name(f"{name}.py").read_text()
+    assert len(code.splitlines()) < 60
+    names = {"__name__": name}
+    exec(compile(code, name, "exec"), names)
+    found = names["main"](**SCRIPTS[name])
+    shown = capsys.readouterr().out
+    if name == "long_run":
+        assert (found / "metrics.csv").exists()
+        names["main"](**{**SCRIPTS[name], "num_iterations": 20})
+        rows = (found / "metrics.csv").read_text().splitlines()[1:]
+        assert len({row.split(",")[0] for row in rows}) == 2  # the second call went on where the first one ended
+        return
+    for value in jax.tree.leaves(found):
+        assert np.isfinite(value).all()
+    assert shown
+
+
+def test_every_script_is_tested_and_named_in_the_readme():
+    scripts = {path.stem for path in PATH.parent.glob("*.py")}
+    assert scripts == {*SCRIPTS, "composing"}
+    assert all(f"examples/{name}.py" in README.read_text() for name in scripts)
+
+
 def run_smaller(code, changes):
     """Runs code with some of its words changed, each of which must be there, and returns its names."""
     for there, here in changes.items():

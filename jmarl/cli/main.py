@@ -1,10 +1,13 @@
 """The command `jmarl`: its sub-commands, and what it says where the extra `cli` is not installed."""
 
+import hashlib
 import importlib
 import importlib.util
 import os
+import platform
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import jmarl
 from jmarl.cli.errors import UsageError, nearest, usage_errors
@@ -25,7 +28,8 @@ COMMANDS = {
     "presets": ("lists", "hyperparameters known to work for an algorithm on an environment"),
     "new": ("new", "write a skeleton of your own environment or algorithm, and its test"),
 }
-NEEDED = ("matplotlib", "PIL", "rich", "scipy", "tyro", "safetensors", "flatbuffers")
+CACHE_BYTES = 2 * 2**30
+NEEDED = ("filelock", "matplotlib", "PIL", "rich", "scipy", "tyro", "safetensors", "flatbuffers")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,9 +50,32 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         if argv[0] not in COMMANDS:
             raise UsageError(f"{argv[0]!r} is no command: {nearest(argv[0], COMMANDS)}")
+        keep_compiled()
         module = importlib.import_module(f"jmarl.cli.{COMMANDS[argv[0]][0]}")
         result = module.main(argv[1:], prog=f"jmarl {argv[0]}")
     return result if isinstance(result, int) else 0
+
+
+def keep_compiled() -> None:
+    """Has jax keep compiled programs on disk, so that the second run of one begins at once.
+
+    They are in ~/.cache/jmarl, or below $XDG_CACHE_HOME, at most `CACHE_BYTES`, in a folder for each kind of processor:
+    a home directory may be shared by machines that do not understand each other's programs. What the user has told jax,
+    JAX_COMPILATION_CACHE_DIR or JAX_ENABLE_COMPILATION_CACHE=0, comes first.
+    """
+    import jax
+
+    if jax.config.jax_compilation_cache_dir or not jax.config.jax_enable_compilation_cache:
+        return
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    try:
+        facts = Path("/proc/cpuinfo").read_text(errors="replace").partition("\n\n")[0]
+    except OSError:
+        facts = ""
+    known = [line for line in facts.splitlines() if line.startswith(("model name", "flags", "Features"))]
+    kind = hashlib.sha256("\n".join([platform.machine(), platform.processor(), *known]).encode()).hexdigest()[:12]
+    jax.config.update("jax_compilation_cache_dir", str(home / "jmarl" / kind))
+    jax.config.update("jax_compilation_cache_max_size", CACHE_BYTES)
 
 
 def run() -> None:
