@@ -1,4 +1,4 @@
-"""Train, write the policy to a file, and act with it as someone would who has no jmarl: python examples/export_policy.py
+"""Train, write the policy to a file, act with it as someone would who has no jmarl: python examples/export_policy.py
 
 What `policy.jax` holds is read by `jmarl.export.load_policy`, or by plain jax, see `jmarl.export`.
 """

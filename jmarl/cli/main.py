@@ -8,6 +8,7 @@ import platform
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jmarl
 from jmarl.cli.errors import UsageError, nearest, usage_errors
@@ -65,7 +66,8 @@ def keep_compiled() -> None:
     """
     import jax
 
-    if jax.config.jax_compilation_cache_dir or not jax.config.jax_enable_compilation_cache:
+    config: Any = jax.config
+    if config.jax_compilation_cache_dir or not config.jax_enable_compilation_cache:
         return
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     try:
