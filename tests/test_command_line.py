@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -545,3 +546,23 @@ def test_a_shell_can_complete_the_command(capsys):
     script = capsys.readouterr().out
     assert error.value.code in (0, None)
     assert all(word in script for word in ["mappo", "crossplay", "--learning-rate", "--env-kwargs"])
+
+
+@pytest.mark.parametrize("told", [None, "off", "elsewhere"])
+def test_compiled_programs_are_kept_unless_the_user_says_otherwise(told, tmp_path, monkeypatch):
+    names = ("jax_compilation_cache_dir", "jax_compilation_cache_max_size", "jax_enable_compilation_cache")
+    before = {name: getattr(jax.config, name) for name in names}
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    try:
+        jax.config.update("jax_compilation_cache_dir", "elsewhere" if told == "elsewhere" else None)
+        jax.config.update("jax_enable_compilation_cache", told != "off")
+        main.keep_compiled()
+        folder = jax.config.jax_compilation_cache_dir
+        if told is None:
+            assert Path(folder).parent == tmp_path / "jmarl"
+            assert jax.config.jax_compilation_cache_max_size == main.CACHE_BYTES
+        else:
+            assert folder == {"off": None, "elsewhere": "elsewhere"}[told]
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
