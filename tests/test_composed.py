@@ -73,3 +73,42 @@ def test_options_stand_for_a_name_and_its_values():
         "--inner.shaping-steps 2e6 --pool-size 4"
     )
     assert composed.take_options(["mappo", "--seeds", "2"]) == ["mappo", "--seeds", "2"]
+
+
+POTENTIAL = """
+import jax.numpy as jnp
+from jmarl import combinators
+
+def near_the_origin(algorithm):
+    return combinators.shaped(algorithm, potential=lambda obs: -jnp.abs(obs.agents).sum(-1))
+
+def as_it_is(algorithm):
+    return algorithm
+
+def nothing(algorithm):
+    return 3
+"""
+
+
+def test_a_combinator_may_be_ones_own(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "potentials.py").write_text(POTENTIAL)
+    name = "potentials.py:near_the_origin(ippo)"
+    words = ["--env", "MPE_simple_v3", *TINY.split(), "--inner.hidden-sizes", "4", "--shaping-steps", "64"]
+    train.main([name, *words, "--run-dir", "run"])
+    facts = run_folders.read_config(tmp_path / "run")
+    assert facts["algorithm"] == name and facts["config"]["inner"]["hidden_sizes"] == [4]
+    _, metrics = run_folders.load_metrics("run")
+    assert "shaping/weight" in metrics and np.isfinite(metrics["shaping/weight"]).all()
+
+    with pytest.raises(SystemExit):  # a folder alone has no code run
+        train.main(["--resume", "run", "--total-steps", "64"])
+    assert "which is not run unless you name it yourself" in capsys.readouterr().err
+    train.main([name, "--resume", "run", "--total-steps", "64"])
+    assert run_folders.load_metrics("run")[0][-1] == 64
+
+    train.main(["potentials.py:as_it_is(ippo)", *words[:2], "--dry-run"])
+    assert "hidden_sizes" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        train.main(["potentials.py:nothing(ippo)", *words[:2], "--dry-run"])
+    assert "potentials.py:nothing returned int: a combinator returns an algorithm" in capsys.readouterr().err

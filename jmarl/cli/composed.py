@@ -5,6 +5,10 @@ combinators stand for it, from the inside out:
 
     jmarl train mappo --normalize-observations --intrinsic icm --shaping linear:1:0:2e6 --self-play pool-size=16
     jmarl train --team adversary=mappo --team agent=random --env MPE_simple_tag_v3
+
+A combinator may be a function of the user, `algorithm -> algorithm`, such as one that shapes rewards by a potential:
+
+    jmarl train "potentials.py:near_the_goal(mappo)"
 """
 
 import dataclasses
@@ -41,8 +45,10 @@ def parts(name: str) -> tuple[str, dict[str, str]]:
 
     >>> parts("icm(shaped(mappo))"), parts("teams(a=icm(ippo),b=iql)")
     (('icm', {'inner': 'shaped(mappo)'}), ('teams', {'a': 'icm(ippo)', 'b': 'iql'}))
+    >>> parts("own/file.py:near(mappo)")
+    ('own/file.py:near', {'inner': 'mappo'})
     """
-    match = re.fullmatch(r"(\w+)\((.*)\)", name.replace(" ", ""), flags=re.DOTALL)
+    match = re.fullmatch(r"(\w+|[^(]+:\w+)\((.*)\)", name.replace(" ", ""), flags=re.DOTALL)
     if match is None:
         raise UsageError(f"{name!r} is no algorithm: write COMBINATOR(ALGORITHM), such as 'icm(mappo)'.")
     outer, within = match[1], match[2]
@@ -51,7 +57,7 @@ def parts(name: str) -> tuple[str, dict[str, str]]:
         if not all(team and equals and algorithm for team, equals, algorithm in pairs):
             raise UsageError(f"{name!r} must give each team an algorithm: teams(adversary=mappo,agent=random).")
         return outer, {team: algorithm for team, _, algorithm in pairs}
-    if outer not in COMBINATORS:
+    if outer not in COMBINATORS and ":" not in outer:
         raise UsageError(f"no combinator is called {outer!r}: {nearest(outer, [*COMBINATORS, 'teams'])}")
     return outer, {"inner": within}
 
@@ -83,16 +89,26 @@ def algorithm(name: str, find: Callable[[str], Algorithm]) -> Algorithm:
         return find(name)
     outer, within = parts(name)
     inner = {key: algorithm(value, find) for key, value in within.items()}
-    return combinators.teams(inner) if outer == "teams" else COMBINATORS[outer][0](inner["inner"])
+    if outer == "teams":
+        return combinators.teams(inner)
+    if outer in COMBINATORS:
+        return COMBINATORS[outer][0](inner["inner"])
+    combined: Any = find(outer)(inner["inner"])  # type: ignore[call-arg, arg-type]
+    if not callable(combined):
+        raise UsageError(f"{outer} returned {type(combined).__name__}: a combinator returns an algorithm.")
+    return combined
 
 
-def config(name: str, config_of: Callable[[str], Any]) -> Any:
-    """The config of a name; `config_of` gives those of algorithms without parentheses."""
+def config(name: str, config_of: Callable[[str], Any], class_of: Callable[[str], type]) -> Any:
+    """The config of a name; `config_of` gives those of algorithms without parentheses, `class_of` the class of one."""
     if not is_composed(name):
         return config_of(name)
     outer, within = parts(name)
-    inner = {key: config(value, config_of) for key, value in within.items()}
-    return inner if outer == "teams" else COMBINATORS[outer][1](inner=inner["inner"])
+    inner = {key: config(value, config_of, class_of) for key, value in within.items()}
+    if outer == "teams":
+        return inner
+    cls: Any = COMBINATORS[outer][1] if outer in COMBINATORS else class_of(name)
+    return cls(inner=inner["inner"]) if "inner" in cls.__dataclass_fields__ else inner["inner"]
 
 
 def take_options(argv: Sequence[str]) -> list[str]:

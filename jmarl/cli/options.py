@@ -141,7 +141,7 @@ def _preset_of_composed(algorithm: str, env: str, name: str) -> presets.Preset:
     learning = [preset for inner, preset in within.items() if inner != "random"] or list(within.values())
     # What `shaped` reads apart is not added to the reward as well.
     kwargs = {k: v for k, v in learning[0].env_kwargs.items() if "shaped(" not in algorithm or k != "shaped_reward"}
-    config = composed.config(algorithm, lambda inner: within[inner].config)
+    config = composed.config(algorithm, lambda inner: within[inner].config, own.config_class)
     return learning[0]._replace(config=config, env_kwargs=kwargs)
 
 

@@ -80,7 +80,7 @@ def find_algorithm(name: str) -> Algorithm:
 
 def default_config(name: str) -> Any:
     """The config of an algorithm, with its defaults."""
-    return composed.config(name, lambda name: config_class(name)())
+    return composed.config(name, lambda name: config_class(name)(), config_class)
 
 
 def config_class(name: str) -> type:
