@@ -101,9 +101,14 @@ def test_a_combinator_may_be_ones_own(tmp_path, monkeypatch, capsys):
     _, metrics = run_folders.load_metrics("run")
     assert "shaping/weight" in metrics and np.isfinite(metrics["shaping/weight"]).all()
 
-    with pytest.raises(SystemExit):  # a folder alone has no code run
-        train.main(["--resume", "run", "--total-steps", "64"])
-    assert "which is not run unless you name it yourself" in capsys.readouterr().err
+    written = (tmp_path / "run" / "config.json").read_text()
+    (tmp_path / "evil.py").write_text("raise SystemExit('code of a folder was run')")
+    for there in (name, "pettingzoo:mpe.x:y(evil.py:f)", "gymnasium:x(evil.py:f)", "icm(evil.py:f)", "evil.py:f(ippo)"):
+        (tmp_path / "run" / "config.json").write_text(written.replace(name, there))
+        with pytest.raises(SystemExit) as error:  # a folder alone has no code run
+            train.main(["--resume", "run", "--total-steps", "64"])
+        assert error.value.code == 2 and "which is not run unless you name it yourself" in capsys.readouterr().err
+    (tmp_path / "run" / "config.json").write_text(written)
     train.main([name, "--resume", "run", "--total-steps", "64"])
     assert run_folders.load_metrics("run")[0][-1] == 64
 

@@ -72,7 +72,7 @@ SCRIPTS = {
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_scripts_run(name, tmp_path, monkeypatch, capsys):
-    """With few iterations; each says below `main` how long it takes as it is."""
+    """With few iterations."""
     monkeypatch.chdir(tmp_path)
     code = PATH.with_name(f"{name}.py").read_text()
     assert len(code.splitlines()) < 60

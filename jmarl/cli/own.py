@@ -55,16 +55,16 @@ ALGORITHMS: dict[str, Algorithm] = {
 
 
 def is_own(name: str) -> bool:
-    """Whether a name is that of a function of the user."""
-    return ":" in name and name.partition(":")[0] not in jmarl.envs.PACKAGES
+    """Whether a name is that of a function of the user, or holds one: any colon of a composed name may be."""
+    return ":" in name and (composed.is_composed(name) or name.partition(":")[0] not in jmarl.envs.PACKAGES)
 
 
 def runs_code(name: str) -> bool:
     """Whether a name says what to import: a function of the user, or a module that makes or registers environments."""
     package, _, within = name.partition(":")
-    if package == "pettingzoo":
+    if package == "pettingzoo" and not composed.is_composed(name):
         return within.split(".")[0] not in pettingzoo_adapter.FAMILIES
-    return ":" in within if package in jmarl.envs.PACKAGES else is_own(name)
+    return is_own(name) or (package in jmarl.envs.PACKAGES and ":" in within)
 
 
 def find_algorithm(name: str) -> Algorithm:
