@@ -39,6 +39,16 @@ def random_batch(spec, key, length=4, batch_size=6, carry=()):
     )
 
 
+def with_true_successors(steps):
+    """The same steps, where that of each is the next one's view, but for what an episode's end or the last leads to."""
+    ends = steps.last.at[-1].set(True)
+
+    def choose(x, y):
+        return jnp.where(ends.reshape(*ends.shape, *[1] * (x.ndim - 2)), y, jnp.roll(x, -1, axis=0))
+
+    return steps.replace(next_obs=jax.tree.map(choose, steps.obs, steps.next_obs))
+
+
 def require_padding_and_inactive_agents_change_nothing(learner, spec, carry):
     """One update is the same whatever lies beyond a sequence's or a return's end; all parameters learn.
 

@@ -4,8 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from random_batches import random_batch, with_true_successors
 
-from jmarl import batching
+from jmarl import batching, envs
+from jmarl.learners import on_policy
 from jmarl.types import Observation, Trajectory, Transition
 
 T, B, N = 12, 3, 2
@@ -86,3 +88,34 @@ def test_minibatches_that_do_not_divide_are_refused():
         batching.minibatch_epochs(
             lambda s, b, t: (s, {}), 0, tagged_rollout(), (), jax.random.key(0), num_epochs=1, num_minibatches=2
         )
+
+
+@pytest.mark.parametrize("num_truncated", [0, 1, 4, 17])
+def test_values_of_successors_are_computed_only_where_none_follows(num_truncated):
+    """B of T B steps at a time: those of the last row, and those whose episode was cut off."""
+    spec, calls = envs.matrix_game([[1.0, 0.0], [0.0, 0.0]]).spec, []
+    batch = random_batch(spec, jax.random.key(0), length=7, batch_size=3).replace(next_carry=())
+    order = np.random.default_rng(num_truncated).permutation(18)
+    last = np.zeros(18, bool)
+    last[order[:num_truncated]] = True
+    last = np.append(last, [False, True, True]).reshape(7, 3)
+    terminated = np.zeros((7, 3, 2), bool)
+    terminated[6, 2] = True  # an end of its own: nobody asks what follows
+    terminated[6, 1, 0] = True
+    steps = with_true_successors(batch.steps.replace(last=jnp.asarray(last), terminated=jnp.asarray(terminated)))
+    batch = batch.replace(steps=steps)
+
+    def of(obs, first, action, places):
+        jax.debug.callback(lambda places: calls.append(np.asarray(places)), places)
+        return obs.agents.sum(-1) + 10 * action
+
+    now = steps.obs.agents.sum(-1) + 10 * jnp.roll(steps.action, 1, axis=0)
+    of_all = jax.jit(lambda batch: on_policy.of_successors(batch, now, lambda carry, *args: of(*args)))(batch)
+    jax.effects_barrier()
+    expected = np.asarray(steps.next_obs.agents.sum(-1) + 10 * steps.action)
+    asked = ~(last & terminated.all(-1))
+    np.testing.assert_allclose(of_all[asked], expected[asked], rtol=1e-6)
+    assert sorted(x for places in calls for x in places if x < 21) == sorted(
+        {*np.flatnonzero(last.ravel()), 18, 19} - {20}
+    )
+    assert len(calls) == -(-(num_truncated + 2) // 3)

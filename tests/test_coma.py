@@ -38,18 +38,30 @@ def test_targets_match_a_loop_over_steps(recurrent, team_reward):
     steps = batch.steps.replace(reward=reward, terminated=terminated, obs=obs, next_obs=next_obs)
     assert batch.steps.last[:-1].any()
 
-    # What would be done next where an episode or the rollout ends: drawn from the policy that acted, one step on.
-    rows = lambda x: x.reshape(-1, *x.shape[2:])  # noqa: E731
+    # What would be done next where an episode or the rollout ends: drawn from the policy that acted, one step on, for
+    # four steps at a time.
+    rows = lambda x: np.asarray(x).reshape(-1, *x.shape[2:])  # noqa: E731
     after = jax.tree.map(lambda x, y: jnp.concatenate([x[1:], y[None]]), steps.carry, batch.next_carry)
-    carry, epsilon, next_obs = jax.tree.map(rows, (after, steps.measured["epsilon"], steps.next_obs))
+    flat = jax.tree.map(rows, (after, steps.measured["epsilon"], steps.next_obs))
+    ends = np.asarray(steps.last).copy()
+    ends[-1] = True
+    ends = np.flatnonzero(ends & ~np.asarray(terminated).all(-1))
+    drawn = np.full((32, 2), -1)
 
     @jax.jit
-    def draw(params, key):
-        logits = networks.one_step(nets.actor)(params, carry, next_obs, jnp.zeros(32, bool))[1]
-        policy = heads.categorical(logits, next_obs.action_mask, epsilon=epsilon[:, None, None])
-        return policy.sample(seed=jax.random.split(key)[0])
+    def draw(params, key, carry, epsilon, next_obs):
+        logits = networks.one_step(nets.actor)(params, carry, next_obs, jnp.zeros(4, bool))[1]
+        return heads.categorical(logits, next_obs.action_mask, epsilon=epsilon[:, None, None]).sample(seed=key)
 
-    drawn = np.asarray(draw(state.params["actor"], key)).reshape(8, 4, 2)
+    for four in np.array_split(ends, range(4, len(ends), 4)):
+        at = np.resize(four, 4)
+        some = draw(
+            state.params["actor"],
+            jax.random.fold_in(jax.random.split(key)[0], four[0]),
+            *jax.tree.map(lambda x, at=at: x[at], flat),
+        )
+        drawn[four] = np.asarray(some)[: len(four)]
+    drawn = drawn.reshape(8, 4, 2)
     values_of = jax.jit(lambda params, obs, action: values(params, obs, action, nets=nets))
 
     after, targets = np.zeros((4, 2)), np.zeros((8, 4, 2))

@@ -83,6 +83,7 @@ def test_the_monotonic_mixer_makes_values_and_targets():
         best = np.asarray(next_q[0, m]).max(-1)
         target = float(steps.reward[0, m].sum()) + 0.9 * mixed(best, np.asarray(steps.next_obs.state[0, m]))
         errors.append(mixed(taken, np.asarray(steps.obs.state[0, m])) - target)
+    batch = batch.replace(steps=steps.replace(measured={"q": q}))
     new, metrics = jax.jit(learner.update)(state, batch, jax.random.key(0))
     np.testing.assert_allclose(metrics["loss/td"], np.mean(np.square(errors)), rtol=1e-4)
     moved = jax.tree.map(lambda x, y: bool((x != y).any()), state.params, new.params)
@@ -91,9 +92,12 @@ def test_the_monotonic_mixer_makes_values_and_targets():
 
 def test_independent_agents_with_parameters_of_their_own_learn_as_if_alone():
     spec = envs.matrix_game(np.zeros((3, 3))).spec
-    learner = jmarl.pqn_iql(spec, PQNIQLConfig(**SMALL, sharing="per_agent", max_grad_norm=0.1))
+    cfg = PQNIQLConfig(**SMALL, sharing="per_agent", max_grad_norm=0.1)
+    learner, nets = jmarl.pqn_iql(spec, cfg), pqn.default_nets(spec, cfg)
     state, update = jax.jit(learner.init)(jax.random.key(0)), jax.jit(learner.update)
     batch = random_batch(spec, jax.random.key(1))
+    q = nets.agent.apply(state.params["agent"], (), batch.steps.obs, batch.steps.first)[1]
+    batch = batch.replace(steps=batch.steps.replace(measured={"q": q}))
     scaled = batch.replace(steps=batch.steps.replace(reward=batch.steps.reward * jnp.array([1.0, 1000.0])))
     one, two = (update(state, b, jax.random.key(2))[0].params for b in (batch, scaled))
     same = lambda i: [bool((x[i] == y[i]).all()) for x, y in zip(*map(jax.tree.leaves, (one, two)), strict=True)]  # noqa: E731

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from random_batches import random_batch
+from random_batches import random_batch, with_true_successors
 from turns import GAMMA, VALUES, turns
 
 import jmarl
@@ -51,16 +51,9 @@ def test_targets_and_loss_match_a_loop_over_steps():
     terminated[1, 0, 1] = terminated[4, 0, 0] = True
     last = np.zeros((5, 2), bool)
     last[2, 1] = last[4, 0] = True
-    after = np.concatenate([acts[1:], acts[:1]])
-    old = batch.steps
-    obs = old.obs.replace(agent_mask=jnp.asarray(acts))
-    steps = old.replace(
-        obs=obs,
-        carry=nothing,
-        next_obs=old.next_obs.replace(agent_mask=jnp.asarray(after)),
-        terminated=jnp.asarray(terminated),
-        last=jnp.asarray(last),
-    )
+    obs = batch.steps.obs.replace(agent_mask=jnp.asarray(acts))
+    terminal = {"terminated": jnp.asarray(terminated), "last": jnp.asarray(last)}
+    steps = with_true_successors(batch.steps.replace(obs=obs, carry=nothing, **terminal))
     log_prob, _, value = nets.evaluate(state.params, nothing, obs, steps.first, steps.action)
     steps = steps.replace(measured={"log_prob": log_prob, "value": value})
 

@@ -152,15 +152,14 @@ def values(params: Params, obs: Any, action: Int[Array, "L M N"], *, nets: COMAN
 def next_actions(params: Params, batch: Trajectory, key: PRNGKeyArray, *, nets: COMANets) -> Int[Array, "T B N"]:
     """What was done next in a rollout; at ends, where nothing was, what the policy that acted would have done."""
     steps = batch.steps
-    epsilon = steps.measured["epsilon"].reshape(1, -1, 1, 1)
 
-    def draw(carry, obs, first, action):
+    def draw(carry, obs, first, action, places):
         _, logits = nets.actor.apply(params["actor"], carry, obs, first)
-        return heads.categorical(logits, obs.action_mask, epsilon=epsilon).sample(seed=key)
+        epsilon = steps.measured["epsilon"].ravel().at[places].get(mode="clip")[None, :, None, None]
+        policy = heads.categorical(logits, obs.action_mask, epsilon=epsilon)
+        return policy.sample(seed=jax.random.fold_in(key, places[0]))
 
-    possible = on_policy.of_successors(batch, draw)
-    done = jnp.concatenate([steps.action[1:], possible[-1:]])
-    return jnp.where(steps.last[..., None], possible, done)
+    return on_policy.of_successors(batch, steps.action, draw)
 
 
 def coma(

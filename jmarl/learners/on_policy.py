@@ -24,19 +24,36 @@ def carry_after(batch: Trajectory) -> Carry:
     return jax.tree.map(lambda x, y: jnp.concatenate([x[1:], y[None]]), before, batch.next_carry)
 
 
-def of_successors(batch: Trajectory, evaluate: Callable[..., Array]) -> Array:
-    """Something of each step's true successor, `[T, B, ..]`: all of them in one pass, each one step on from its carry.
+def of_successors(batch: Trajectory, now: Array, evaluate: Callable[..., Array]) -> Array:
+    """Something of each step's true successor, `[T, B, ..]`: the next step's, or where none follows, evaluated.
+
+    None follows the rollout's last step and an episode's last one; after a terminal step nobody asks, and what is
+    there is arbitrary. The few that are evaluated go one step on from their carry, B of them at a time.
 
     Args:
       batch: a rollout with `next_obs`.
-      evaluate: `(carry, obs, first, action) -> out` of sequences of one step, `[1, T B, ..]`. The action is that of the
-        step before, for functions that want one.
+      now: the same of each step's own view, `[T, B, ..]`.
+      evaluate: `(carry, obs, first, action, places) -> out` of B sequences of one step, `[1, B, ..]`. The action is
+        that of the step before, which is at `places` of the rollout's T B steps; one beyond them is nowhere.
     """
-    steps = batch.steps
+    steps: Any = batch.steps
+    num_steps, num_envs = steps.first.shape
+    goes_on = steps.last & ~jnp.all(steps.terminated, axis=-1)
+    is_asked = goes_on.at[-1].set(goes_on[-1] | ~steps.last[-1])
     flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (carry_after(batch), steps.next_obs, steps.action))
-    carry, (next_obs, action) = flat[0], jax.tree.map(lambda x: x[None], flat[1:])
-    out = evaluate(carry, next_obs, jnp.zeros((1, steps.first.size), bool), action)
-    return out.reshape(*steps.first.shape, *out.shape[2:])
+    nowhere = num_steps * num_envs
+    (asked,) = jnp.nonzero(is_asked.ravel(), size=nowhere, fill_value=nowhere)
+
+    def evaluate_some(i, out):
+        places = jax.lax.dynamic_slice_in_dim(asked, i * num_envs, num_envs)
+        carry, next_obs, action = jax.tree.map(lambda x: x.at[places].get(mode="clip"), flat)
+        next_obs, action = jax.tree.map(lambda x: x[None], (next_obs, action))
+        some = evaluate(carry, next_obs, jnp.zeros((1, num_envs), bool), action, places)
+        return out.at[places].set(some[0], mode="drop")
+
+    following = jnp.roll(now, -1, axis=0).reshape(-1, *now.shape[2:])
+    num_calls = -(-jnp.sum(is_asked) // num_envs)
+    return jax.lax.fori_loop(0, num_calls, evaluate_some, following).reshape(now.shape)
 
 
 def learn(

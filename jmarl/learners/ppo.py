@@ -146,7 +146,7 @@ def ppo_targets(
     """
     steps, moments, weight = batch.steps, dict(moments or {}), masks.weight(batch)
     output = steps.measured["value"]
-    next_output = on_policy.of_successors(batch, lambda *args: nets.evaluate(params, *args)[2])
+    next_output = on_policy.of_successors(batch, output, lambda *args: nets.evaluate(params, *args[:4])[2])
     value, next_value = output, next_output
     if cfg.normalize_value:
         value, next_value = (normalize.denormalize(moments["value"], x) for x in (output, next_output))

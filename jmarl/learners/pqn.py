@@ -80,12 +80,14 @@ def pqn_targets(params: Params, batch: Trajectory, *, nets: PQNNets, cfg: PQNIQL
 
     Args:
       params: {"agent": of `nets.agent`, "mixer": of `nets.mixer`}, before the rollout is learnt from.
-      batch: a rollout with `next_obs`.
+      batch: a rollout with `next_obs`, and with "q" measured.
       nets: networks.
       cfg: its leaves may be tracers.
     """
     steps: Any = batch.steps
-    q = on_policy.of_successors(batch, lambda *args: nets.agent.apply(params["agent"], *args[:3])[1])
+    q = on_policy.of_successors(
+        batch, steps.measured["q"], lambda *args: nets.agent.apply(params["agent"], *args[:3])[1]
+    )
     best = losses.masked_argmax(q, steps.next_obs.action_mask)
     if nets.mixer is None:
         next_value = parts.values_of_all(losses.select(q, best), masks.counting(batch), cfg.team_reward)
@@ -187,7 +189,7 @@ def _learner(spec: EnvSpec, cfg: Any, cls: type, nets: PQNNets | None, targets: 
         optimizer = parts.optimizer(cfg, learning_rate)
     else:
         optimizer = optim.optimizer(learning_rate, eps=cfg.adam_eps, max_grad_norm=cfg.max_grad_norm)
-    act, greedy = q_learning.acting(nets.agent, epsilon)
+    act, greedy = q_learning.acting(nets.agent, epsilon, tells_q=True)
 
     def init(key):
         params = {

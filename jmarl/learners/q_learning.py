@@ -278,13 +278,14 @@ def learner(cfg: QConfig, nets: Any, loss: Any, optimizer: Any = None) -> Learne
     return Learner(init, nets.agent.init_carry, act, greedy, update, learns_from="replay")
 
 
-def acting(agent: Network, epsilon: Any):
-    """`Learner.act`, with probability `epsilon(state)` at random, and `Learner.greedy`."""
+def acting(agent: Network, epsilon: Any, *, tells_q: bool = False):
+    """`Learner.act`, with probability `epsilon(state)` at random, which may tell its values, and `Learner.greedy`."""
     step = networks.one_step(agent)
 
     def act(state, carry, obs, first, key):
         carry, q = step(state.params["agent"], carry, obs, first)
-        return exploration.epsilon_greedy(key, q, obs.action_mask, epsilon(state)), carry, {}
+        action = exploration.epsilon_greedy(key, q, obs.action_mask, epsilon(state))
+        return action, carry, {"q": q} if tells_q else {}
 
     def greedy(state, carry, obs, first):
         carry, q = step(state.params["agent"], carry, obs, first)
