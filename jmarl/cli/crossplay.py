@@ -9,7 +9,6 @@ on its diagonal. A team that relies on conventions of its own earns less beside 
 
 import functools
 import json
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,7 +18,7 @@ import tyro
 from jaxtyping import PRNGKeyArray
 
 import jmarl
-from jmarl.cli import drawing, experiment, plotting, tournament
+from jmarl.cli import drawing, experiment, plotting
 from jmarl.cli.errors import (
     UsageError,
     new_folder,
@@ -64,11 +63,12 @@ def self_and_cross(matrix: np.ndarray) -> tuple[float, float]:
 def draw_matrix(matrix: np.ndarray, path: Path, *, label: str, title: str, agent: int = 0) -> Path:
     """A heat map with a number in each cell."""
     side = len(matrix)
-    figure, axes = drawing.new_figure(3.2 + 0.62 * side, 2.0 + 0.55 * side)
-    tournament.draw_heat_map(axes, matrix, list(map(str, range(side))), label=label)
+    cell = 0.6 if side <= drawing.MOST_NUMBERED else 0.25
+    figure, axes = drawing.new_figure(3.4 + cell * side, 2.0 + 0.9 * cell * side)
+    drawing.heat_map(axes, matrix, list(map(str, range(side))), label=label)
     axes.set_xlabel("seed of all other agents")
     axes.set_ylabel(f"seed of agent {agent}")
-    axes.set_title(textwrap.fill(title, 24 + 7 * side), fontsize="medium")
+    axes.set_title(drawing.wrapped(title, 2.2 + cell * side), fontsize="medium")
     figure.savefig(path, dpi=130)
     return path
 

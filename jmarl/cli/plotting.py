@@ -15,6 +15,7 @@ from jmarl.cli.errors import UsageError, require_free_file, usage_errors
 from jmarl.cli.run_folders import load_metrics
 
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"]  # Okabe and Ito: colour-blind safe
+STYLES = ["-", "--", ":"]  # for more lines than colours
 
 # What an axis says about a metric; others are labelled with their names.
 LABELS = {
@@ -39,6 +40,7 @@ def plot_curves(
     Several metrics share the axes, so they should share a unit, such as train/return_sum and eval/return_sum.
     """
     figure, axes = drawing.new_figure(7.0, 4.3)
+    dense = len(folders) * len(metrics) > drawing.MOST_BANDS
     seed_counts = set()
     curves = [(folder, metric) for folder in folders for metric in metrics]
     for i, (folder, metric) in enumerate(curves):
@@ -56,9 +58,11 @@ def plot_curves(
         label = " ".join([run] * (len(folders) > 1) + [kind] * (len(metrics) > 1 or len(folders) == 1))
         colour, marker = COLOURS[i % len(COLOURS)], "o" if len(env_steps) < 25 else None
         centre, low, high = statistics_of_runs.summary(values.T, interval=interval)
-        axes.plot(env_steps, values.T, color=colour, linewidth=0.6, alpha=0.35)
-        axes.plot(env_steps, centre, color=colour, linewidth=2, marker=marker, markersize=3.5, label=label)
-        axes.fill_between(env_steps, low, high, color=colour, alpha=0.2, linewidth=0)
+        style = STYLES[i // len(COLOURS) % len(STYLES)]
+        axes.plot(env_steps, centre, style, color=colour, linewidth=2, marker=marker, markersize=3.5, label=label)
+        if not dense:
+            axes.plot(env_steps, values.T, color=colour, linewidth=0.6, alpha=0.35)
+            axes.fill_between(env_steps, low, high, color=colour, alpha=0.2, linewidth=0)
         if len(env_steps) == 1:  # a band has no width there
             axes.vlines(env_steps, low, high, color=colour, linewidth=1.5)
     unit = metrics[0].split("/")[-1]
@@ -70,8 +74,8 @@ def plot_curves(
     if axes.get_legend_handles_labels()[0]:
         seeds = f"{min(seed_counts)}" if len(seed_counts) == 1 else f"{min(seed_counts)} to {max(seed_counts)}"
         about = f"{statistics_of_runs.INTERVALS[interval]} of {seeds} seeds"
-        axes.legend(frameon=False, title=about, title_fontsize="small", fontsize="small")
-    axes.set_title(title, fontsize="medium")
+        drawing.legend(figure, axes, about)
+    axes.set_title(drawing.wrapped(title, 6.0), fontsize="medium")
     figure.savefig(out, dpi=130)
     return Path(out)
 

@@ -123,14 +123,15 @@ def _draw_smax(env: Any, states: list[Any], rewards: np.ndarray) -> tuple[list[I
     letters, kinds = battle.unit_type_shorthands, states[0].unit_types
     radius, full = np.asarray(battle.unit_type_radiuses)[kinds], np.asarray(battle.unit_type_health)[kinds]
     everywhere = np.concatenate([s.unit_positions for s in states])
-    low = everywhere.min(0) - 2
-    side = float((everywhere.max(0) + 2 - low).max())
+    side = float(np.ptp(everywhere, axis=0).max()) + 4
+    corner = (everywhere.min(0) + everywhere.max(0)) / 2 + [-side / 2, side / 2]
+    radius = np.maximum(radius, 0.035 * side)  # a marine is a few pixels else
     frames = []
     for t in range(len(states)):
         before, state = states[max(t - 1, 0)], states[t]
         for part in (0.5, 1.0) if t else (1.0,):
             at = (1 - part) * before.unit_positions + part * state.unit_positions
-            canvas = _Canvas(side, (low[0], low[1] + side))
+            canvas = _Canvas(side, tuple(corner))
             for i in np.flatnonzero(before.unit_alive):
                 action = int(state.prev_attack_actions[i]) - battle.num_movement_actions
                 is_ally = i < battle.num_allies

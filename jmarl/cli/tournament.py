@@ -234,39 +234,6 @@ def best_first(columns: Mapping[str, Estimate]) -> np.ndarray:
 # -------------------------------------------------------------------------------------------------------- figures
 
 
-def draw_heat_map(
-    axes: Any,
-    matrix: np.ndarray,
-    names: Sequence[str],
-    *,
-    label: str,
-    is_share: bool = False,
-    between: tuple[np.ndarray, np.ndarray] | None = None,
-) -> None:
-    """A matrix of all pairs, with a number in each cell where there is room, and the ends of an interval if given."""
-    num = len(matrix)
-    limits = {"vmin": 0.0, "vmax": 1.0} if is_share else {}
-    image = axes.imshow(matrix, cmap="RdBu" if is_share else "cividis", **limits)
-    if num <= 16:
-        digits = 2 if is_share else int(np.clip(2 - np.floor(np.log10(max(np.abs(matrix).max(), 1e-9))), 0, 3))
-        for (row, column), value in np.ndenumerate(matrix):
-            red, green, blue, _ = image.cmap(image.norm(value))
-            ink = "white" if 0.3 * red + 0.59 * green + 0.11 * blue < 0.5 else "black"
-            text = f"{value:.{digits}f}"
-            if between is not None and num <= 8:
-                low, high = (x[row, column] for x in between)
-                text += f"\n{low:.{digits}f} to {high:.{digits}f}" if low < high else ""
-            axes.text(column, row, text, ha="center", va="center", color=ink, fontsize=8)
-    size = 8 if num <= 24 else 6
-    are_long = max(map(len, names)) > 3
-    axes.set_xticks(range(num), names, rotation=90 if are_long else 0, fontsize=size)
-    axes.set_yticks(range(num), names, fontsize=size)
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
-    bar = axes.figure.colorbar(image, ax=axes, shrink=0.9)
-    bar.set_label(textwrap.fill(label, 24 if num < 6 else 60))
-
-
 def draw(
     matrix: np.ndarray,
     series: Mapping[str, Estimate],
@@ -286,7 +253,7 @@ def draw(
     side = num * (0.55 if num <= 16 else 0.19) + 0.6
     figure = drawing.Figure(figsize=(side + room + 1.6 + 3.4, max(side + room, 2.2) + 0.9), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(side + 1.0, 3.0), sharey=True, gridspec_kw={"wspace": 0.06})
-    draw_heat_map(left, matrix[order][:, order], shown, label=label, is_share=is_share)
+    drawing.heat_map(left, matrix[order][:, order], shown, label=label, is_share=is_share)
     left.set_aspect("auto")  # so that the rows of both are in line
     left.set_xlabel(f"as {sides[1]}")
     left.set_ylabel(f"as {sides[0]}")
@@ -316,7 +283,7 @@ def draw_by_run(of_runs: Estimate, names: Sequence[str], path: Path, *, sides: t
     figure = drawing.Figure(figsize=(2 * (side + room + 1.3), side + room + 0.9), layout="constrained")
     for i, axes in enumerate(figure.subplots(1, 2)):
         value, low, high = (x[i] for x in of_runs)
-        draw_heat_map(axes, value, shown, label="", between=(low, high))
+        drawing.heat_map(axes, value, shown, label="", between=(low, high))
         axes.set_title(f"return of {sides[i]}", fontsize="medium")
         axes.set_xlabel(f"as {sides[1]}")
         axes.set_ylabel(f"as {sides[0]}")

@@ -92,7 +92,7 @@ def make(
       flatten: images as vectors.
       **options: for an object, the rules of `from_jaxmarl`; for a name, the environment's own options, such as
         `action_type="Continuous"`, gymnax's parameters or the arguments of `predator_prey`, and
-        `map_name`: of SMAX, such as "3m" (or `scenario`, an object).
+        `map_name`: of SMAX, such as "3m" (or `scenario`, the same or an object).
         `layout`: of Overcooked, a name or an object.
         `shaped_reward`: this multiple of Overcooked's shaped reward is added to the sparse one; 0 by default.
         `reward`: of Jumanji, "individual", as it gives it, or "team": everybody gets the sum.

@@ -439,12 +439,13 @@ def _resolve_names(name: str, options: dict[str, Any]) -> None:
     kinds = ["Discrete", "Continuous"]  # SMAX writes them in lower case, and says so itself
     if name.startswith("MPE") and options.get("action_type", "Discrete") not in kinds:
         raise unknown(f"action_type of {name}", options["action_type"], kinds, ValueError)
-    if "map_name" in options:
+    if "map_name" in options or "scenario" in options:
         from jaxmarl.environments.smax.smax_env import MAP_NAME_TO_SCENARIO
 
-        if "scenario" in options:
+        if "map_name" in options and "scenario" in options:
             raise TypeError(f"{name} takes map_name or scenario, not both.")
-        options["scenario"] = _look_up("map of SMAX", options.pop("map_name"), MAP_NAME_TO_SCENARIO)
+        given = options.pop("map_name", None) or options.pop("scenario", None)
+        options["scenario"] = _look_up("map of SMAX", given, MAP_NAME_TO_SCENARIO)
     if "layout" in options:
         from jaxmarl.environments import overcooked_layouts, overcooked_v2_layouts
 
