@@ -35,6 +35,8 @@ INCLUDED = {
     "benchmarks/results/README.md": "results/committed.md",
     "tests/reference/README.md": "project/reference_values.md",
     "examples/quickstart.ipynb": "notebooks/quickstart.md",
+    "examples/compose.ipynb": "notebooks/compose.md",
+    "examples/analyse.ipynb": "notebooks/analyse.md",
     "examples/hunters_and_prey.ipynb": "notebooks/hunters_and_prey.md",
 }
 PLACES = {**INCLUDED, "README.md": "index.md", "docs": "index.md"}

@@ -703,6 +703,8 @@ def notebook(path: Path) -> tuple[str, dict[str, bytes]]:
                 name = f"{path.stem}_{len(pictures)}.{kind.partition('/')[2]}"
                 pictures[name] = base64.b64decode("".join(content[kind]))
                 out.append(f"![output]({name})")
+            elif "text/markdown" in content:
+                out.append("".join(content["text/markdown"]))
             elif text := "".join(output.get("text", content.get("text/plain", ""))).strip():
                 out.append(f"```text\n{text}\n```")
     return "\n\n".join(out) + "\n", pictures

@@ -135,6 +135,42 @@ def test_the_notebook_runs(monkeypatch):
     assert names["moves"].shape == (3, 2, 2)
 
 
+def test_losses_targets_and_curiosity_are_composed(monkeypatch):
+    code = code_of(PATH.with_name("compose.ipynb"), monkeypatch, 3)
+    changes = {
+        "NUM_ITERATIONS = 60": "NUM_ITERATIONS = 1",
+        "NUM_LONGER = 150": "NUM_LONGER = 10",
+        "jax.random.key(0), 8)": "jax.random.key(0), 2)",
+        "num_envs=16, rollout_length=16": "num_envs=2, rollout_length=16",
+        '    "KL penalty of 30": functools.partial(jmarl.ippo, loss=functools.partial(kl_loss, price=30.0)),\n': "",
+        '    "IPPO": (jmarl.ippo, ppo),\n': "",
+        '    "IPPO, curious": (combinators.rnd(jmarl.ippo), combinators.RNDConfig(inner=ppo, bonus_start=0.5)),\n': "",
+        'COMBINED["IPPO, curious"]': 'COMBINED["KL penalty, curious"]',
+    }
+    names = run_smaller(code, changes)
+    assert names["final"].shape == (3, 2) and set(names["curious"]) == {"KL penalty, curious"}
+    assert np.isfinite(names["learnt"]["own advantage"]["loss/total"]).all()
+
+
+def test_runs_are_analysed(monkeypatch, tmp_path):
+    """The report is of the committed runs; the rest learns a little."""
+    monkeypatch.chdir(tmp_path)
+    display = types.SimpleNamespace(Image=lambda path: path.read_bytes(), Markdown=str)
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    results = PATH.parents[1] / "benchmarks" / "results"
+    code = code_of(PATH.with_name("analyse.ipynb"), monkeypatch, 3)
+    changes = {
+        'Path("../benchmarks/results")': f"Path({str(results)!r})",
+        "NUM_SEEDS = 8": "NUM_SEEDS = 3",
+        "make_train(loop, 60)": "make_train(loop, 2)",
+        "num_episodes=256": "num_episodes=8",
+        '["mappo", "ippo", "qmix", "vdn", "pqn_vdn", "iql"]': '["mappo", "ippo"]',
+    }
+    names = run_smaller(code, changes)
+    assert names["table"].count("\n") == 2 + 2
+    assert names["alike"].shape == (3, 3) and names["standings"].rating.value.shape == (5,)
+
+
 def test_hunters_meet_all_prey(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "IPython.display", types.SimpleNamespace(Image=str))

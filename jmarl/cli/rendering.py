@@ -243,7 +243,7 @@ class _Canvas:
         edge = tuple(int(0.7 * c) for c in colour)
         self._draw.ellipse((x - r, y - r, x + r, y + r), fill=tuple(colour), outline=edge, width=SCALE)
         if text:
-            self._draw.text((x, y - 0.45 * r), text, ink, ImageFont.load_default(max(r, 8)), anchor="mm")
+            self._draw.text((x, y), text, ink, ImageFont.load_default(max(r, 8)), anchor="mm")
 
     def line(self, start: np.ndarray, end: np.ndarray, colour: tuple[int, ...], width: int = 1) -> None:
         self._draw.line([self._pixel(start), self._pixel(end)], fill=colour, width=width * SCALE)
