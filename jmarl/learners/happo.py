@@ -258,9 +258,10 @@ def haa2c(
 def default_nets(spec: EnvSpec, cfg: HAPPOConfig) -> HANets:
     """The networks that `cfg` describes."""
     cfg = parts.with_critic_view(cfg, "state")
-    model, head = actor_critic.from_config(cfg)
+    model, head = actor_critic.from_config(cfg, spec)
     output, distribution = actor_critic.policy_output(spec, head, cfg.action_distribution)
     actor = actor_critic.of_own_view(spec, lambda size: (output(size),), model, cfg.sharing)
+    model, head = actor_critic.from_config(cfg)
     critic = actor_critic.of_state_or_view(
         spec, lambda size: (head(size, scale=1.0),), model, cfg.sharing, cfg.critic_view
     )

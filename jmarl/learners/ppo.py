@@ -298,13 +298,15 @@ def default_policy(spec: EnvSpec, cfg: PPOConfig, mixer: Mixer | None = None) ->
     """The policy that `cfg` describes; with a mixer, its value is the team's, made of those of the agents."""
     of_team = (lambda net: net) if mixer is None else (lambda net: mixers.mixed(net, mixer))
     cfg = parts.with_critic_view(cfg, "obs")
-    model, head = actor_critic.from_config(cfg)
+    model, head = actor_critic.from_config(cfg, spec)
     output, distribution = actor_critic.policy_output(spec, head, cfg.action_distribution)
     value = lambda size: (head(size, scale=1.0),)  # noqa: E731
     if cfg.shared_torso:
         both = actor_critic.of_own_view(spec, lambda size: (output(size), *value(1)), model, cfg.sharing)
         return actor_critic.shared_torso(of_team(both), distribution)
     actor = actor_critic.of_own_view(spec, lambda size: (output(size),), model, cfg.sharing)
+    if cfg.critic_view != "obs":  # then it reads no lists of entities
+        model, head = actor_critic.from_config(cfg)
     critic = actor_critic.of_state_or_view(spec, value, model, cfg.sharing, cfg.critic_view)
     return actor_critic.separate(actor, of_team(critic), distribution)
 

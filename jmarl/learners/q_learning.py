@@ -364,7 +364,7 @@ def targets_of(
 
 def agent_network(spec: EnvSpec, cfg: configs.QNetworkConfig) -> Network:
     """The agents' network that `cfg` describes: from each one's view to a value of each action."""
-    model, output = actor_critic.from_config(cfg)
+    model, output = actor_critic.from_config(cfg, spec)
 
     def outputs(num_actions):
         return (networks.Dueling(output(1), output(num_actions)) if cfg.dueling else output(num_actions),)

@@ -189,7 +189,7 @@ class NormalOutput(nn.Module):
 def default_nets(spec: EnvSpec, cfg: SACConfig) -> critics.ActorCritic:
     """The networks that `cfg` describes."""
     cfg = parts.with_critic_view(cfg, "obs")
-    model, head = actor_critic.from_config(cfg)
+    model, head = actor_critic.from_config(cfg, spec)
     code, is_gaussian = critics.action_code(spec), cfg.action_distribution == "gaussian"
     critic = networks.ensemble(critics.network(spec, cfg, counterfactual=code.is_discrete), cfg.num_critics)
     if code.is_discrete:
