@@ -14,7 +14,7 @@ from jaxtyping import Array
 from jmarl import configs
 from jmarl.networks import entities, heads
 from jmarl.networks.sharing import groups_of, network, one_step, share
-from jmarl.networks.torsos import Joined, Model, Output
+from jmarl.networks.torsos import Attended, Joined, Model, Output
 from jmarl.types import EnvSpec, Network, Observation, Policy
 
 # How a learner describes its networks: `model(outputs=.., is_image=..)` and `head(size, scale=..)` are
@@ -29,7 +29,7 @@ class GaussianOutput(nn.Module):
     size: int
 
     @nn.compact
-    def __call__(self, x: Array) -> tuple[Array, Array]:
+    def __call__(self, x: Array | Attended) -> tuple[Array, Array]:
         mean = self.head(x)
         log_std = self.param("log_std", nn.initializers.zeros_init(), (self.size,))
         return mean, jnp.broadcast_to(log_std, mean.shape)

@@ -168,7 +168,7 @@ class Output(nn.Module):
 
 
 class Dueling(nn.Module):
-    """Values of actions as `V + A - mean A`: `[.., F] -> [.., A]`.
+    """Values of actions as `V + A - mean A`: `[.., F] -> [.., A]`; of `Attended`, if its layers read that.
 
     Attributes:
       value: output layer of one number, V.
@@ -183,7 +183,7 @@ class Dueling(nn.Module):
     advantage: nn.Module
 
     @nn.compact
-    def __call__(self, x: Float[Array, "*batch F"]) -> Float[Array, "*batch A"]:
+    def __call__(self, x: Float[Array, "*batch F"] | Attended) -> Float[Array, "*batch A"]:
         advantage = self.advantage(x)
         return self.value(x) + advantage - jnp.mean(advantage, axis=-1, keepdims=True)
 
