@@ -142,6 +142,7 @@ def _validate_ranges(cfg: Config) -> None:
     require(cfg, shares, lambda x: 0 <= x <= 1, "lie in [0, 1]")
     require(cfg, (*rates, *coefficients, *bounds), lambda x: x >= 0, "not be negative")
     require(cfg, deviations, lambda x: x >= 0, "not be negative: choose 0 for no noise")
+    require(cfg, ("max_rho", "max_c"), lambda x: x > 0, "be positive: choose 1 for the paper's")
     require(cfg, ("max_grad_norm",), lambda x: x > 0, "be positive: choose None for no clipping")
     require(cfg, ("mixer_scale",), lambda x: x > 0, "be positive: weights that start at 0 together never learn")
     for kind in ("epsilon", "noise"):
