@@ -216,7 +216,7 @@ def iql(spec: EnvSpec, cfg: QConfig, nets: QNets | None = None, *, loss=q_loss) 
     return learner(cfg, nets, loss, parts.optimizer(cfg, optim.learning_rate(cfg)))
 
 
-def vdn(spec: EnvSpec, cfg: QConfig, nets: QNets | None = None, *, loss=q_loss) -> Learner:
+def vdn(spec: EnvSpec, cfg: VDNConfig | QConfig, nets: QNets | None = None, *, loss=q_loss) -> Learner:
     """Value-decomposition networks: the team's value is the sum of the agents' values. Arguments as for `iql`.
 
     A `QConfig` serves, too: what it leaves at its default has that of a `VDNConfig`.
@@ -230,7 +230,7 @@ def vdn(spec: EnvSpec, cfg: QConfig, nets: QNets | None = None, *, loss=q_loss) 
     return learner(cfg, parts.choose_nets(nets, default_nets, spec, cfg), loss)
 
 
-def qmix(spec: EnvSpec, cfg: QConfig, nets: QNets | None = None, *, loss=q_loss) -> Learner:
+def qmix(spec: EnvSpec, cfg: QMIXConfig | QConfig, nets: QNets | None = None, *, loss=q_loss) -> Learner:
     """QMIX: the team's value grows with each agent's, by weights made from the state. Arguments as for `iql`.
 
     A `QConfig` serves, too: what it leaves at its default has that of a `QMIXConfig`.
