@@ -332,7 +332,7 @@ def tanh_normal(
 # ---------------------------------------------------------------------------------------------- two distributions
 
 
-def kl_divergence(p: Distribution, q: Distribution) -> Float[Array, "*batch"]:
+def kl_divergence(p: Any, q: Any) -> Float[Array, "*batch"]:
     """KL(p ‖ q) = E_p[log p(a) - log q(a)], exact, of two distributions of one kind and with the same bounds.
 
     >>> print(f"{kl_divergence(categorical(jnp.log(jnp.array([0.5, 0.5]))), categorical(jnp.zeros(2))):.1f}")
@@ -350,7 +350,7 @@ def kl_divergence(p: Distribution, q: Distribution) -> Float[Array, "*batch"]:
     return jnp.sum(other_log_std - log_std + scaled - 0.5, axis=-1)
 
 
-def _normal(pi: Distribution) -> tuple[Array, Array]:
+def _normal(pi: Any) -> tuple[Array, Array]:
     """Mean and log standard deviation, before tanh."""
     if isinstance(pi, Gaussian):
         return pi.mean, pi.log_std
