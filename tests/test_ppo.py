@@ -518,11 +518,9 @@ def updated(env, cfg, times=1, seed=1):
 
 def test_vtrace_is_gae_until_the_policy_moves_and_is_made_anew_for_each_pass():
     env = envs.matrix_game(PAYOFF, num_steps=3)
-    once = SMALL.replace(**VTRACE, num_epochs=1, num_minibatches=1, learning_rate=0.05)
+    once = SMALL.replace(**VTRACE, num_epochs=1, num_minibatches=1, learning_rate=0.3, adam_eps=0.1)
     vtrace, gae = updated(env, once), updated(env, once.replace(advantage="gae"))
-    jax.tree.map(
-        lambda x, y: np.testing.assert_allclose(x, y, atol=2e-4), vtrace.params, gae.params
-    )  # Adam's first step
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), vtrace.params, gae.params)
     # Two passes are two updates of one, since nothing but the parameters is carried from one to the other.
     twice, in_turn = updated(env, once.replace(num_epochs=2)), updated(env, once, times=2)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), twice.params, in_turn.params)
