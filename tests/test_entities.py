@@ -1,6 +1,8 @@
 """Attention over entities: its arithmetic, what orders and absent entities change, layouts, policies that move on."""
 
 import functools
+import json
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +12,9 @@ from compiled import evaluate
 
 import jmarl
 from jmarl import envs
+from jmarl.cli import evaluate as evaluate_run
+from jmarl.cli import run_folders, train
+from jmarl.cli.errors import UsageError
 from jmarl.learners import ppo
 from jmarl.networks import actor_critic
 from jmarl.networks.entities import EntityOutput, EntityTorso, entities_of, target_actions
@@ -20,7 +25,7 @@ LAYOUT = EntityLayout(
     own=((13, 1), (14, 1)),
     kinds=(
         Entities("allies", 2, ((0, 2),), present=0),
-        Entities("enemies", 3, ((4, 1), (7, 2)), present=1, first_action=2),
+        Entities("enemies", 3, ((4, 1), (7, 2)), present=1, first_action=1),
     ),
 )
 NUM_FEATURES, NUM_ACTIONS, ROWS = 15, 5, 4
@@ -99,7 +104,7 @@ def by_hand(params, view):
     for enemy in seen_enemies:
         hidden = np.tanh(dense(output["targets"]["hidden"]["Dense_0"], np.concatenate([enemy, own])))
         logits += list(dense(output["targets"]["out"], hidden))
-    return own, logits, [0, 1, *(2 + np.flatnonzero(is_seen))]
+    return own, logits, [0, 4, *(1 + np.flatnonzero(is_seen))]
 
 
 @pytest.mark.parametrize(("allies", "enemies"), [((1, 1), (1, 1, 1)), ((1, 0), (0, 1, 1)), ((0, 0), (0, 0, 0))])
@@ -120,9 +125,9 @@ def test_an_order_of_enemies_permutes_attacks_and_changes_nothing_else(params):
     other[:, :4] = view[:, [2, 3, 0, 1]]  # and the allies
     (attended, logits), (as_other, others) = (jax.jit(logits_of)(params, x) for x in (view, other))
     np.testing.assert_allclose(as_other.own, attended.own, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(others[:, :2], logits[:, :2], rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(others[:, 2:], logits[:, 2 + order], rtol=1e-5, atol=1e-6)
-    assert np.ptp(np.asarray(logits[:, [2, 4]]), axis=1).min() > 1e-3  # which differ
+    np.testing.assert_allclose(others[:, [0, 4]], logits[:, [0, 4]], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(others[:, 1:4], logits[:, 1 + order], rtol=1e-5, atol=1e-6)
+    assert np.ptp(np.asarray(logits[:, [1, 3]]), axis=1).min() > 1e-3  # which differ
 
 
 @pytest.mark.parametrize("garbage", [np.nan, 1e30])
@@ -371,3 +376,28 @@ def test_layouts_that_do_not_fit_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
         actor_critic.from_config(jmarl.PPOConfig(torso="entities"), spec._replace(entities=LAYOUT._replace(
             own=((0, 1),), kinds=kinds)))  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------- the command line
+
+
+def test_a_run_plays_with_other_numbers_on_the_command_line(tmp_path):
+    run = tmp_path / "run"
+    words = ["vdn", "--env", "MPE_simple_spread_v3", "--torso", "entities", "--entity-size", "4", "--entity-heads", "1"]
+    words += ["--num-envs", "2", "--rollout-length", "26", "--warmup-steps", "52", "--num-updates", "1", "--no-gif"]
+    words += ["--buffer-size", "104", "--batch-size", "4", "--hidden-sizes", "4", "--seeds", "1", "--total-steps", "52"]
+    train.main([*words, "--eval-episodes", "0", "--absolute-episodes", "0", "--run-dir", str(run)])
+    changes = ["--env-kwargs", "num_agents=2", "num_landmarks=4"]
+    out = tmp_path / "two.json"
+    metrics = evaluate_run.main([str(run), "--episodes", "2", "--out", str(out), *changes])
+    assert {"eval/return/agent_0", "eval/return/agent_1"} == {
+        name for name in metrics if name.startswith("eval/return/")
+    }
+    assert json.loads(out.read_text())["env_kwargs"] == {"num_agents": 2, "num_landmarks": 4}
+
+
+def test_a_run_whose_parameters_do_not_fit_elsewhere_is_refused():
+    three, two = (envs.make("MPE_simple_spread_v3", num_agents=n) for n in (3, 2))
+    learners = [jmarl.vdn(env.spec, jmarl.VDNConfig(hidden_sizes=(4,))) for env in (three, two)]
+    with pytest.raises(UsageError, match=r"What runs/vdn learnt does not fit .* train with torso='entities'"):
+        run_folders._elsewhere(Path("runs/vdn"), *learners, two)

@@ -9,7 +9,7 @@ agent's own view, MAPPO's the global state. With one agent, IPPO is PPO. With on
 these are advantage actor-critic: IA2C, MAA2C.
 
 Advantages are GAE's, by the values at the start, or with advantage="vtrace" V-trace's: made anew for each pass over the
-rollout, by values and ratios of the policy as it has become, so that later passes need not be few.
+rollout, by values and ratios of the policy as it has become.
 
 References:
   Schulman et al., 2017, Proximal Policy Optimization Algorithms (https://arxiv.org/abs/1707.06347).
