@@ -20,7 +20,10 @@ from jmarl.networks import actor_critic, heads
 
 SMALL = {"hidden_sizes": (4,), "activation": "tanh"}
 hatrpo_module = sys.modules["jmarl.learners.hatrpo"]  # `jmarl.learners.hatrpo` is the function
-GAMES = {"discrete": envs.matrix_game(np.arange(6.0).reshape(2, 3)), "continuous": envs.probe("continuous", num_agents=2)}
+GAMES = {
+    "discrete": envs.matrix_game(np.arange(6.0).reshape(2, 3)),
+    "continuous": envs.probe("continuous", num_agents=2),
+}
 
 
 # --------------------------------------------------------------------------------------------------- distributions

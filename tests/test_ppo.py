@@ -518,7 +518,8 @@ def updated(env, cfg, times=1, seed=1):
 
 def test_vtrace_without_lambda_is_gae_until_the_policy_moves_and_is_made_anew_for_each_pass():
     env = envs.matrix_game(PAYOFF, num_steps=3)
-    once = SMALL.replace(**{**VTRACE, "gae_lambda": 1.0}, num_epochs=1, num_minibatches=1, learning_rate=0.3, adam_eps=0.1)
+    steady = {"learning_rate": 0.3, "adam_eps": 0.1}
+    once = SMALL.replace(**{**VTRACE, **steady, "gae_lambda": 1.0, "num_epochs": 1, "num_minibatches": 1})
     vtrace, gae = updated(env, once), updated(env, once.replace(advantage="gae"))
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), vtrace.params, gae.params)
     # Two passes are two updates of one, since nothing but the parameters is carried from one to the other.

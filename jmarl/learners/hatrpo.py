@@ -107,7 +107,6 @@ def curvature_product(kl: Callable[[Array], Array], params: Float[Array, "P"]) -
     By two backward passes, since the GRU's own backward pass has no forward derivative.
     """
 
-
     def product(v: Array) -> Array:
         return jax.grad(lambda x: jnp.vdot(jax.grad(kl)(x), v))(params)
 
