@@ -46,7 +46,7 @@ class Family(NamedTuple):
 
 FAMILIES = (
     Family("ppo", "PPO and A2C", ("ppo",), ("ippo", "mappo", "ia2c", "maa2c")),
-    Family("happo", "HAPPO and HAA2C", ("happo",), ("happo", "haa2c")),
+    Family("happo", "HAPPO, HAA2C and HATRPO", ("happo", "hatrpo"), ("happo", "haa2c", "hatrpo")),
     Family("mat", "MAT", ("mat",), ("mat",)),
     Family("vdac", "VDAC", ("vdac",), ("vdac_sum", "vdac_mix")),
     Family("coma", "COMA", ("coma",), ("coma",)),
@@ -71,6 +71,7 @@ VALUES = {
     "maa2c": "V of the state, one output for each agent",
     "happo": "V of the state",
     "haa2c": "V of the state",
+    "hatrpo": "V of the state",
     "mat": "V of all views, by attention between the agents",
     "vdac_sum": "V_tot, the sum of each agent's V of its view",
     "vdac_mix": "V_tot, each agent's V of its view, mixed by the state",

@@ -107,6 +107,10 @@ class NetworkConfig(Replaceable):
     activation: Activation = static("relu")  # after each layer
     layer_norm: bool = static(False)  # before each activation
     kernel_init: Literal["orthogonal", "lecun", "xavier"] = static("orthogonal")  # of weights
+    torso: Literal["layers", "entities"] = static("layers")  # of own views; entities: attention over them before layers
+    entity_size: int = static(64)  # width of that attention
+    entity_heads: int = static(4)  # of it
+    entity_blocks: int = static(1)  # of it, one after the other
     sharing: Sharing = static("shared")  # of parameters; groups are agents of equal sizes
 
 

@@ -175,6 +175,8 @@ def vtrace(
     lambda_: Numeric = 1.0,
     max_rho: Numeric = 1.0,
     max_c: Numeric = 1.0,
+    *,
+    weighted: bool = True,
 ) -> tuple[Float[Array, "T *batch"], Float[Array, "T *batch"]]:
     """V-trace: targets v_t of values and advantages of a policy π, from actions of another one, μ.
 
@@ -195,6 +197,7 @@ def vtrace(
       lambda_: λ, 1 in the paper.
       max_rho: ρ̄, which decides the policy whose value is learnt: π where it is infinite.
       max_c: c̄, how far back corrections reach.
+      weighted: False for A without its factor ρ_t, for surrogates that weigh advantages by π/μ themselves.
 
     Returns:
       v and A. For a policy gradient of A log π; gradients are not stopped.
@@ -216,7 +219,8 @@ def vtrace(
     correction = _discounted_sum(td_error, discount * jnp.where(cut, 0, lambda_ * c))
     target = value + correction
     next_target = next_value + jnp.where(cut, 0, jnp.roll(correction, -1, axis=0))
-    return target, rho * (reward + discount * next_target - value)
+    advantage = reward + discount * next_target - value
+    return target, rho * advantage if weighted else advantage
 
 
 def retrace(

@@ -18,6 +18,7 @@ from jmarl.learners import (
     HAPPOConfig,
     HASACConfig,
     HATD3Config,
+    HATRPOConfig,
     MATConfig,
     PPOConfig,
     PQNConfig,
@@ -355,9 +356,9 @@ def one_step(preset: Preset, config_class: Any = A2CConfig) -> Preset:
 
 
 def one_after_the_other(algorithm: str, preset: Preset) -> Preset:
-    """HAPPO and HAA2C: a preset of MAPPO with parameters of their own, one minibatch, and what else they share."""
-    cls = HAPPOConfig if algorithm == "happo" else HAA2CConfig
-    preset = preset if algorithm == "happo" else one_step(preset)
+    """HAPPO's family: a preset of MAPPO with parameters of their own, one minibatch, and what else they share."""
+    cls = {"happo": HAPPOConfig, "haa2c": HAA2CConfig, "hatrpo": HATRPOConfig}[algorithm]
+    preset = one_step(preset) if algorithm == "haa2c" else preset
     return _of_class(preset, cls, apart=("sharing", "critic_view", "num_minibatches"))
 
 
@@ -392,7 +393,7 @@ def for_environment(algorithm: str, env: str, name: str = "default") -> Preset:
     if algorithm in ONE_STEP:
         of_ppo, config_class = ONE_STEP[algorithm]
         return one_step(for_environment(of_ppo, env), config_class)
-    if algorithm in ("happo", "haa2c"):
+    if algorithm in ("happo", "haa2c", "hatrpo"):
         return one_after_the_other(algorithm, for_environment("mappo", env))
     if algorithm == "mat":
         return transformer(for_environment("mappo", env))

@@ -211,6 +211,37 @@ class RunState(Replaceable):
 # ------------------------------------------------------------------------------------------------------- bundles
 
 
+class Entities(NamedTuple):
+    """Entities of one kind, such as enemies, in an agent's view.
+
+    Attributes:
+      name: of the kind.
+      num: how many the view has room for.
+      blocks: where their features stand, `(start, width)` each: a block is `num` rows of `width` features, one row for
+        each entity. An entity's features are its rows of all blocks, one after the other.
+      present: number of that feature of an entity which is above 0 where the agent sees it; None where it sees all.
+      first_action: action `first_action + i` is done to entity i, such as an attack; None where no action is.
+    """
+
+    name: str
+    num: int
+    blocks: tuple[tuple[int, int], ...]
+    present: int | None = None
+    first_action: int | None = None
+
+
+class EntityLayout(NamedTuple):
+    """How an agent's view, a vector, falls into what it says of the agent itself and into lists of entities.
+
+    Attributes:
+      own: blocks `(start, width)` of features of the agent itself.
+      kinds: lists of entities.
+    """
+
+    own: tuple[tuple[int, int], ...]
+    kinds: tuple[Entities, ...]
+
+
 class EnvSpec(NamedTuple):
     """Static facts about an environment: all that a learner knows of it.
 
@@ -231,6 +262,7 @@ class EnvSpec(NamedTuple):
       always_act: every agent acts at every step, so `obs.agent_mask` is taken to be True and masking costs nothing.
       has_ids: views hold a one-hot id, by which a network that agents share can tell them apart.
       teams: the team of each agent, as a number, where teams oppose each other; () if all are of one.
+      entities: where every agent's view holds lists of entities, for `torso="entities"`; None where that is not known.
     """
 
     name: str
@@ -249,6 +281,7 @@ class EnvSpec(NamedTuple):
     always_act: bool = False
     has_ids: bool = False
     teams: tuple[int, ...] = ()
+    entities: EntityLayout | None = None
 
     @property
     def num_agents(self) -> int:

@@ -453,3 +453,91 @@ def test_sequences_that_do_not_divide_are_refused():
 def test_specs_that_networks_cannot_read_are_refused(changes, options, message):
     with pytest.raises(ValueError, match=message):
         jmarl.ippo(SPECS["continuous"]._replace(**changes), SMALL.replace(**options))
+
+
+# --------------------------------------------------------------------------------------------------------- V-trace
+
+
+def vtrace_by_hand(ratio, reward, discount, value, next_value, last, lambda_, max_rho, max_c):
+    """Espeholt et al., 2018, eq. 1 as a sum over what follows, and r + γ v' - V without a weight."""
+    length = len(reward)
+    target, advantage = np.zeros_like(reward), np.zeros_like(reward)
+    for s in range(length):
+        total, weight = 0.0, np.ones_like(reward[0])
+        for t in range(s, length):
+            rho = np.minimum(max_rho, ratio[t])
+            total = total + weight * rho * (reward[t] + discount[t] * next_value[t] - value[t])
+            weight = weight * discount[t] * lambda_ * np.minimum(max_c, ratio[t]) * ~last[t]
+        target[s] = value[s] + total
+    for s in range(length):
+        goes_on = ~last[s] if s + 1 < length else np.zeros_like(last[s])
+        following = np.where(goes_on, target[min(s + 1, length - 1)], next_value[s])
+        advantage[s] = reward[s] + discount[s] * following - value[s]
+    return target, advantage
+
+
+VTRACE = {"advantage": "vtrace", "gae_lambda": 0.9, "gamma": 0.8, "normalize_advantage": "none"}
+
+
+def moved(params):
+    """Parameters of a policy that has learnt something since."""
+    leaves, structure = jax.tree.flatten(params)
+    keys = jax.random.split(jax.random.key(7), len(leaves))
+    noisy = [x + 0.3 * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)]
+    return jax.tree.unflatten(structure, noisy)
+
+
+def test_vtrace_targets_of_a_policy_that_has_moved_as_by_hand():
+    env = envs.matrix_game(PAYOFF, num_steps=3)
+    cfg = SMALL.replace(**VTRACE, max_rho=0.9, max_c=0.7)
+    _, run, batch = collect(env, cfg)
+    nets, steps = ppo.default_policy(env.spec, cfg), batch.steps
+    params = moved(run.train_state.params)
+    evaluate = jax.jit(nets.evaluate)
+    log_prob, _, value = evaluate(params, batch.carry, steps.obs, steps.first, steps.action)
+    _, _, next_value = evaluate(params, batch.carry, steps.next_obs, steps.first, steps.action)
+    ratio = np.exp(np.asarray(log_prob - steps.measured["log_prob"]))
+    assert (ratio > 0.9).any() and (ratio < 0.7).any() and np.asarray(steps.last)[:-1].any()
+    last = np.broadcast_to(np.asarray(steps.last)[..., None], ratio.shape)
+    arrays = [np.asarray(x) for x in (steps.reward, 0.8 * (1.0 - steps.terminated), value, next_value)]
+    target, advantage = vtrace_by_hand(ratio, *arrays, last, 0.9, 0.9, 0.7)
+    made, _, _ = jax.jit(lambda params: jmarl.ppo_targets(params, batch, nets=nets, cfg=cfg))(params)
+    np.testing.assert_allclose(made.value_target, target, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(made.advantage, advantage, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(made.log_prob, steps.measured["log_prob"])  # the surrogate's ratio is to what acted
+    np.testing.assert_allclose(made.value, value, rtol=1e-5)
+
+
+def updated(env, cfg, times=1, seed=1):
+    learner, run, batch = collect(env, cfg)
+    state, update = run.train_state, jax.jit(learner.update)
+    for _ in range(times):
+        state, _ = update(state, batch, jax.random.key(seed))
+    return state
+
+
+def test_vtrace_without_lambda_is_gae_until_the_policy_moves_and_is_made_anew_for_each_pass():
+    env = envs.matrix_game(PAYOFF, num_steps=3)
+    steady = {"learning_rate": 0.3, "adam_eps": 0.1}
+    once = SMALL.replace(**{**VTRACE, **steady, "gae_lambda": 1.0, "num_epochs": 1, "num_minibatches": 1})
+    vtrace, gae = updated(env, once), updated(env, once.replace(advantage="gae"))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), vtrace.params, gae.params)
+    # Two passes are two updates of one, since nothing but the parameters is carried from one to the other.
+    twice, in_turn = updated(env, once.replace(num_epochs=2)), updated(env, once, times=2)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), twice.params, in_turn.params)
+    assert int(twice.step) == 2
+    kept = updated(env, once.replace(num_epochs=2, advantage="gae"))
+    gaps = jax.tree.map(lambda x, y: float(jnp.abs(x - y).max()), twice.params, kept.params)
+    assert max(jax.tree.leaves(gaps)) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"advantage": "retrace"}, "advantage='retrace' is unknown here: choose one of gae, vtrace"),
+        ({"advantage": "vtrace", "max_rho": 0.0}, "max_rho=0.0 must be positive"),
+    ],
+)
+def test_unknown_advantages_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        jmarl.ippo(SPECS["discrete"], SMALL.replace(**options))

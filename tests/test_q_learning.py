@@ -687,3 +687,53 @@ def test_qmix_without_a_state_is_refused():
         jmarl.qmix(spec, QMIXConfig())
     with pytest.raises(ValueError, match="Central mixes with the global state"):
         mixers.mixer(mixers.Central(), spec)
+
+
+# --------------------------------------------------------------------------------------------------------- Retrace
+
+
+def test_retrace_goes_on_from_actions_that_were_greedy_alone():
+    """r = 1, gamma = lambda = 1/2, max Q of the successors 4, 4, 8."""
+    q = [[0.0, 0.0], [4.0, 1.0], [4.0, 1.0], [8.0, 0.0]]
+    half = {"gamma": 0.5, "lambda_": 0.5, "double_q": False, "returns": "retrace"}
+
+    def of_actions(*actions, **config):
+        window = batch_of([0, 1, 2], [1, 2, 3], actions, [1.0] * 3, [0, 0, 0], num_actions=2)
+        return targets(q, window, **{**half, **config})[0]
+
+    assert of_actions(0, 0, 0) == [2.8125, 3.25, 5.0]  # Peng's
+    assert of_actions(0, 1, 0) == [3.0, 3.25, 5.0]  # one step from s_0: wrong: 3.5625, Harutyunyan's
+    assert of_actions(0, 0, 1) == [3 + (3.0 - 4) / 4, 3.0, 5.0]
+    assert of_actions(1, 0, 0) == [2.8125, 3.25, 5.0]  # what is valued is this action, greedy or not
+    assert of_actions(0, 0, 0, lambda_=0.0) == [3.0, 3.0, 5.0]
+
+
+def test_retrace_asks_the_network_that_chooses_what_is_greedy():
+    """The online network prefers action 1 in s_1, the target network 0."""
+    agent = Network(
+        init=lambda key: {},
+        apply=lambda params, carry, obs, first: (carry, params[obs.agents[..., 0].astype(int)]),
+        init_carry=lambda batch_shape: (),
+    )
+    old = jnp.array([[0.0, 0.0], [4.0, 1.0], [8.0, 0.0]])
+    online, nets = old.at[1].set(jnp.array([1.0, 4.0])), q_learning.QNets(agent, None)
+    batch = batch_of([0, 1], [1, 2], [0, 0], [1.0] * 2, [0, 0], num_actions=2)
+
+    def first_target(double_q):
+        cfg = QConfig(gamma=0.5, lambda_=0.5, returns="retrace", double_q=double_q)
+        of = lambda table: {"agent": table, "mixer": {}}  # noqa: E731
+        return q_learning.values_and_targets(of(online), of(old), batch, nets=nets, cfg=cfg)[1][0, 0, 0]
+
+    assert first_target(False) == 1 + 4 / 2 + (5 - 4) / 4  # s_1 is left greedily: y_1 = 1 + 8/2 = 5
+    assert first_target(True) == 1 + 1 / 2  # it is not; the action that is chosen there has the old value 1
+
+
+def test_a_team_was_greedy_if_all_who_acted_were():
+    batch = batch_of([0] * 4, [0] * 4, [0] * 4, [0.0] * 4, [0] * 4, num_actions=2, num_agents=2)
+    action = jnp.array([[0, 0], [0, 1], [1, 1], [0, 1]])[:, None]
+    mask = jnp.array([[1, 1], [1, 1], [1, 1], [1, 0]], bool)[:, None]  # the last one's second agent is gone
+    steps = batch.steps.replace(action=action, obs=batch.steps.obs.replace(agent_mask=mask))
+    batch, q = batch.replace(steps=steps), jnp.broadcast_to(jnp.array([1.0, 0.0]), (4, 1, 2, 2))
+    assert q_learning.follows(batch, q, of_team=True).ravel().tolist() == [True, False, False, True]
+    own = q_learning.follows(batch, q, of_team=False)[:, 0].tolist()
+    assert own == [[True, True], [True, False], [False, False], [True, True]]

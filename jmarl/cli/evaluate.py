@@ -2,6 +2,7 @@
 
     jmarl evaluate runs/mappo --episodes 256 --gif
     jmarl evaluate runs/mappo --best --export policy.jax
+    jmarl evaluate runs/vdn-3m --env-kwargs map_name=8m --out 8m.json
 
 From Python, `evaluate.main(["runs/mappo"])` returns the metrics, `[seed]` each. The exported policy needs neither the
 run nor jmarl: see `jmarl.export`.
@@ -22,7 +23,8 @@ from rich.table import Table
 import jmarl
 from jmarl.cli import rendering
 from jmarl.cli.errors import UsageError, require_at_least_one, require_free_file, require_seed, usage_errors
-from jmarl.cli.run_folders import load_run, read_config
+from jmarl.cli.options import key_values
+from jmarl.cli.run_folders import changed_kwargs, load_run, read_config
 from jmarl.types import Env, Learner, Metrics, TrainState
 
 
@@ -79,6 +81,7 @@ def evaluate_run(
     env: str | None = None,
     algorithm: str | None = None,
     max_eval_steps: int | None = None,
+    env_kwargs: tuple[str, ...] = (),
 ) -> dict[str, np.ndarray]:
     """Evaluates every seed of a run.
 
@@ -96,6 +99,7 @@ def evaluate_run(
       env: of a run in an environment of your own: its name, module:function or file.py:function, once more.
       algorithm: of a run whose algorithm is a function of your own: its name once more.
       max_eval_steps: of an episode, where the environment has no limit; None: as in training.
+      env_kwargs: KEY=VALUE that are other than in training, such as map_name=8m; None leaves one out.
     """
     out = out or run / "evaluation.json"
     picture = out.with_suffix(".gif")
@@ -107,7 +111,10 @@ def evaluate_run(
     require_seed(seed)
     if max_eval_steps is not None:
         require_at_least_one(max_eval_steps=max_eval_steps)
-    plays_in, learner, states = load_run(run, best=best, env=env, algorithm=algorithm, max_eval_steps=max_eval_steps)
+    changed = key_values(env_kwargs)
+    plays_in, learner, states = load_run(
+        run, best=best, env=env, algorithm=algorithm, max_eval_steps=max_eval_steps, env_kwargs=changed
+    )
     num_seeds = len(states.step)
     if pick is not None and not 0 <= pick < num_seeds:
         raise UsageError(f"--pick {pick} is none of the {num_seeds} seeds of {run}: choose 0 to {num_seeds - 1}.")
@@ -120,6 +127,7 @@ def evaluate_run(
         "run": str(run),
         "algorithm": name,
         "env": plays_in.spec.name,
+        "env_kwargs": changed_kwargs(read_config(run)["env_kwargs"], changed),
         "episodes": episodes,
         "exploring": exploring,
         "best": best,

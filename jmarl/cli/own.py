@@ -9,6 +9,7 @@ import importlib.util
 import inspect
 import os
 import sys
+import types
 import typing
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -47,6 +48,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "maa2c": jmarl.maa2c,
     "happo": jmarl.happo,
     "haa2c": jmarl.haa2c,
+    "hatrpo": jmarl.hatrpo,
     "mat": jmarl.mat,
     "vdac_sum": jmarl.vdac_sum,
     "vdac_mix": jmarl.vdac_mix,
@@ -84,11 +86,12 @@ def default_config(name: str) -> Any:
 
 
 def config_class(name: str) -> type:
-    """The class of an algorithm's config: the annotation of its second parameter."""
+    """The class of an algorithm's config: the annotation of its second parameter, or the first of several in it."""
     algorithm = find_algorithm(name)
     parameters = list(inspect.signature(algorithm).parameters)
     hints = typing.get_type_hints(inspect.unwrap(algorithm))
     cls = hints.get(parameters[1]) if len(parameters) > 1 else None
+    cls = next(iter(typing.get_args(cls)), cls) if isinstance(cls, types.UnionType) else cls
     if not isinstance(cls, type) or not hasattr(cls, "__dataclass_fields__"):
         raise UsageError(
             f"{name} does not say which config it takes: annotate its second parameter with a dataclass, as in "

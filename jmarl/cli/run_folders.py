@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
+import flax.errors
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,7 +30,7 @@ import jmarl
 from jmarl import configs
 from jmarl.cli import composed, own
 from jmarl.cli.errors import UsageError
-from jmarl.types import Env, Learner, TrainState
+from jmarl.types import Env, Learner, TrainState, zero_observation
 
 FORMAT = 2  # of config.json; those of before have none
 _COUNTS = ("seeds", "seed", "total_steps", "num_envs", "rollout_length", "eval_episodes", "warmup_steps")
@@ -282,6 +283,7 @@ def load_run(
     env: str | None = None,
     algorithm: str | None = None,
     max_eval_steps: int | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
 ) -> tuple[Env, Learner, TrainState]:
     """The environment of evaluation, the learner and what it learnt, seeds first.
 
@@ -293,6 +295,8 @@ def load_run(
       best: each seed as it was when it scored best in an evaluation, rather than as it is at the end.
       env, algorithm: functions of the user's own, which a run folder alone does not get run.
       max_eval_steps: of an episode, where the environment has no limit; by default the run's own.
+      env_kwargs: what is other in the environment of evaluation than in training, such as the number of agents;
+        None leaves an argument out.
     """
     facts = read_config(folder)
     name = own.require_named(facts["env"], [env] if env else [], f"--env {facts['env']}")
@@ -304,11 +308,16 @@ def load_run(
         raise UsageError(f"{folder}/config.json is damaged: it does not say how many seeds there are.")
     try:
         config = restore_config(own.default_config(algorithm), facts)
-        plays_in = plain_env(name, facts["env_kwargs"], max_eval_steps or facts.get("max_eval_steps"))
+        most_steps = max_eval_steps or facts.get("max_eval_steps")
+        plays_in = plain_env(name, facts["env_kwargs"], most_steps)
         learner = own.find_algorithm(algorithm)(plays_in.spec, config)
     except (ImportError, KeyError, TypeError, ValueError, UsageError) as error:
         raise UsageError(f"{folder}/config.json does not fit this version of jmarl: {error}") from error
 
+    player = learner
+    if env_kwargs:
+        plays_in = plain_env(name, changed_kwargs(facts["env_kwargs"], env_kwargs), most_steps)
+        player = _elsewhere(folder, learner, own.find_algorithm(algorithm)(plays_in.spec, config), plays_in)
     init = jax.jit(jax.vmap(learner.init))
     keys = jax.random.split(jax.random.key(0), num_seeds)
     checkpoints = folder / "checkpoints"
@@ -319,7 +328,7 @@ def load_run(
             part = "best.train_state" if best else "run.train_state"
             counted = jax.ShapeDtypeStruct((num_seeds,), jnp.int32)
             like = jax.eval_shape(init, keys).replace(env_steps=counted)
-            return plays_in, learner, jmarl.checkpoint.restore(checkpoints, like, part=part)
+            return plays_in, player, jmarl.checkpoint.restore(checkpoints, like, part=part)
         if best:
             raise UsageError(f"{folder} has no best learner: checkpoints hold it, and there are none.")
         state = init(keys)
@@ -329,7 +338,33 @@ def load_run(
     except (ImportError, OSError, ValueError) as error:
         raise UsageError(f"{folder}: {error}") from error
     env_steps = jnp.full(num_seeds, min(_env_steps(folder, facts), 2**31 - 1), jnp.int32)
-    return plays_in, learner, state.replace(params=params, env_steps=env_steps)
+    return plays_in, player, state.replace(params=params, env_steps=env_steps)
+
+
+def changed_kwargs(env_kwargs: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of an environment with others in their place; None leaves one out.
+
+    >>> changed_kwargs({"map_name": "3m", "max_steps": 50}, {"map_name": None, "num_allies": 5})
+    {'max_steps': 50, 'num_allies': 5}
+    """
+    return {name: value for name, value in {**env_kwargs, **changes}.items() if changes.get(name, 0) is not None}
+
+
+def _elsewhere(folder: Path, trained: Learner, player: Learner, env: Env) -> Learner:
+    """The learner of another environment, refused where what was learnt does not fit what it plays with."""
+
+    def one_step(key: Any) -> Any:
+        obs = zero_observation(env.spec, (1,))
+        return player.greedy(trained.init(key), player.init_carry((1,)), obs, jnp.ones(1, bool))
+
+    try:
+        jax.eval_shape(one_step, jax.random.key(0))
+    except (flax.errors.FlaxError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"What {folder} learnt does not fit {env.spec.name} with these --env-kwargs, whose views or actions are "
+            f"of other sizes: train with torso='entities', or leave --env-kwargs out."
+        ) from error
+    return player
 
 
 def plain_env(name: str, env_kwargs: Mapping[str, Any], max_eval_steps: int | None = None) -> Env:

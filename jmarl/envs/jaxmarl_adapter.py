@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Int
 
 from jmarl.envs.flags import in_usual_bits, usual_flags
 from jmarl.envs.stacked import AgentDicts, scalars, stack, unknown
-from jmarl.types import Env
+from jmarl.types import Entities, EntityLayout, Env
 
 
 class RawStep(NamedTuple):
@@ -55,6 +55,7 @@ class _Family(NamedTuple):
       agents: those who act; None for all of `env.agents`.
       fixed: constructor arguments that jmarl depends on.
       extra: options beside the constructor's arguments.
+      entities: `(env) -> layout of its views`, or None where they hold no lists of entities.
     """
 
     terminated: Callable[[Any, RawStep], Array]
@@ -66,6 +67,7 @@ class _Family(NamedTuple):
     agents: Callable[[Any], list[str]] | None = None
     fixed: dict[str, Any] = {}  # noqa: RUF012  a NamedTuple's default, never written to
     extra: tuple[str, ...] = ()
+    entities: Callable[[Any], EntityLayout | None] | None = None
 
 
 def _never(env: Any, step: RawStep) -> Bool[Array, ""]:
@@ -77,9 +79,44 @@ def _never(env: Any, step: RawStep) -> Bool[Array, ""]:
 _MPE_PHYSICS = ("contact_force", "contact_margin", "damping", "mass", "u_noise", "c_noise")  # read from its **kwargs
 _MPE = _Family(terminated=_never, max_steps=lambda env: env.max_steps + 1, extra=_MPE_PHYSICS)
 
+
+def _spread_entities(env: Any) -> EntityLayout:
+    """Own velocity and place; places of the landmarks and of the others; what the others say."""
+    others, start = env.num_agents - 1, 4 + 2 * env.num_landmarks
+    return EntityLayout(
+        own=((0, 4),),
+        kinds=(
+            Entities("landmarks", env.num_landmarks, ((4, 2),)),
+            Entities("agents", others, ((start, 2), (start + 2 * others, env.dim_c))),
+        ),
+    )
+
+
+_SPREAD = _MPE._replace(entities=_spread_entities)
+
+
+def _facmac_entities(env: Any) -> EntityLayout | None:
+    """Own velocity and place; places of the landmarks, of the other hunters and of the prey; velocity of the last prey.
+
+    Who is out of sight is zeros, and nothing tells these from a place right here.
+    """
+    if env.num_good_agents != 1:
+        return None
+    others, start = env.num_adversaries - 1, 4 + 2 * env.num_landmarks
+    return EntityLayout(
+        own=((0, 4),),
+        kinds=(
+            Entities("landmarks", env.num_landmarks, ((4, 2),)),
+            Entities("hunters", others, ((start, 2),)),
+            Entities("prey", 1, ((start + 2 * others, 2), (start + 2 * others + 2, 2))),
+        ),
+    )
+
+
 # The prey is scripted: FACMAC's step drops the actions of env.good_agents. Only the hunters are agents here.
 # They see a limited radius; the state is what everybody would see without it.
 _FACMAC = _MPE._replace(
+    entities=_facmac_entities,
     agents=lambda env: env.adversaries,
     world=lambda env, views, state: jnp.concatenate([env.get_world_state(state)[agent] for agent in env.agents]),
 )
@@ -170,6 +207,29 @@ def _smax_info(env: Any, step: RawStep) -> dict[str, Array]:
     return {"won": allies.any() & ~enemies.any()}  # both teams dead is a draw, as in SMAX's own win bonus
 
 
+def _smax_entities(env: Any) -> EntityLayout | None:
+    """The other units of one's own side, those of the other side, then oneself; an attack for each of the latter.
+
+    Units that are dead or out of sight are zeros; others have health. Both sides list their own units first, so one
+    layout serves two sides of equal numbers. "conic" views list whoever is in a direction, without telling sides.
+    """
+    acting_sides_differ = len(env.agents) > env.num_allies and env.num_allies != env.num_enemies
+    if env.observation_type != "unit_list" or acting_sides_differ:
+        return None
+    width, others = len(env.unit_features), env.num_allies - 1
+    is_discrete = env.action_type == "discrete"
+    enemies = Entities(
+        "enemies",
+        env.num_enemies,
+        ((width * others, width),),
+        present=env.unit_features.index("health"),
+        first_action=env.num_movement_actions if is_discrete else None,
+    )
+    allies = Entities("allies", others, ((0, width),), present=enemies.present)
+    own = (width * (others + env.num_enemies), len(env.own_features))
+    return EntityLayout(own=(own,), kinds=(allies, enemies))
+
+
 _SMAX = _Family(
     terminated=_smax_terminated,
     max_steps=lambda env: env.max_steps + 1,  # it, too, compares the count before the step
@@ -178,13 +238,14 @@ _SMAX = _Family(
     world=lambda env, views, state: views["world_state"],
     info=_smax_info,
     extra=("map_name",),
+    entities=_smax_entities,
 )
 
 _ENVIRONMENTS: dict[str, tuple[str, _Family]] = {
     "MPE_simple_v3": ("SimpleMPE", _MPE),
     "MPE_simple_tag_v3": ("SimpleTagMPE", _MPE),
     "MPE_simple_world_comm_v3": ("SimpleWorldCommMPE", _MPE),
-    "MPE_simple_spread_v3": ("SimpleSpreadMPE", _MPE),
+    "MPE_simple_spread_v3": ("SimpleSpreadMPE", _SPREAD),
     "MPE_simple_crypto_v3": ("SimpleCryptoMPE", _MPE),
     "MPE_simple_speaker_listener_v4": ("SimpleSpeakerListenerMPE", _MPE),
     "MPE_simple_push_v3": ("SimplePushMPE", _MPE),
@@ -330,6 +391,7 @@ def _agent_dicts(env: Any, family: _Family, shaped_reward: float) -> AgentDicts:
         max_steps=family.max_steps(env),
         is_fixed_length=family.terminated is _never,
         unwrapped=env,
+        entities=None if family.entities is None else family.entities(env),
     )
 
 

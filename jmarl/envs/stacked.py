@@ -16,7 +16,7 @@ from jaxtyping import Array
 from jmarl.envs.flags import usual_flags
 from jmarl.envs.views import with_agent_ids
 from jmarl.evaluation import flat_info
-from jmarl.types import Env, EnvSpec, Observation, Outcome
+from jmarl.types import EntityLayout, Env, EnvSpec, Observation, Outcome
 
 
 def unknown(what: str, given: str, known: list[str], error: type[Exception]) -> Exception:
@@ -57,6 +57,7 @@ class AgentDicts(NamedTuple):
       is_fixed_length: every episode is that long.
       may_wait: an agent may not act although its return goes on.
       unwrapped: the environment itself.
+      entities: where the views, without ids, hold lists of entities; None where that is not known.
     """
 
     agents: tuple[str, ...]
@@ -70,6 +71,7 @@ class AgentDicts(NamedTuple):
     is_fixed_length: bool = False
     may_wait: bool = False
     unwrapped: Any = None
+    entities: EntityLayout | None = None
 
 
 @usual_flags
@@ -166,6 +168,7 @@ def stack(name: str, env: AgentDicts, *, agent_ids: bool, time_limit: str, flatt
         may_wait=env.may_wait,
         always_act=env.alive is None,
         teams=teams_of(agents),
+        entities=env.entities,
     )
     stacked = Env(reset, step, spec, env.unwrapped)
     return with_agent_ids(stacked) if agent_ids else stacked

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jmarl.types import Action, Env, Observation, Outcome
+from jmarl.types import Action, EntityLayout, Env, Observation, Outcome
 
 
 def flatten_views(views: Mapping[str, Any]) -> Float[Array, "N O"]:
@@ -64,8 +64,19 @@ def with_agent_ids(env: Env) -> Env:
     spec = env.spec
     *image, width = spec.obs_shape
     sizes = tuple(size + spec.num_agents for size in spec.obs_sizes)
-    spec = spec._replace(obs_shape=(*image, width + spec.num_agents), obs_sizes=sizes, has_ids=True)
+    layout = spec.entities and _moved(spec.entities, spec.num_agents)
+    spec = spec._replace(obs_shape=(*image, width + spec.num_agents), obs_sizes=sizes, has_ids=True, entities=layout)
     return env._replace(reset=reset, step=step, spec=spec, restart=env.restart and restart)
+
+
+def _moved(layout: EntityLayout, by: int) -> EntityLayout:
+    """The layout of views before which an id of so many features was put. It is the agent's own."""
+
+    def moved(blocks: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+        return tuple((start + by, width) for start, width in blocks)
+
+    kinds = tuple(kind._replace(blocks=moved(kind.blocks)) for kind in layout.kinds)
+    return EntityLayout(own=((0, by), *moved(layout.own)), kinds=kinds)
 
 
 def identified(obs: Observation) -> Observation:

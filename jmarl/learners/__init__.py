@@ -32,6 +32,7 @@ from jmarl.learners.hasac import (
     hatd3,
     hatd3_actor_loss,
 )
+from jmarl.learners.hatrpo import HATRPOConfig, hatrpo, hatrpo_surrogate
 from jmarl.learners.mat import MATConfig, mat
 from jmarl.learners.ppo import (
     A2CConfig,
@@ -73,6 +74,7 @@ __all__ = [
     "HAPPOConfig",
     "HASACConfig",
     "HATD3Config",
+    "HATRPOConfig",
     "MATConfig",
     "PPOConfig",
     "PPOTargets",
@@ -112,6 +114,8 @@ __all__ = [
     "hasac_targets",
     "hatd3",
     "hatd3_actor_loss",
+    "hatrpo",
+    "hatrpo_surrogate",
     "ia2c",
     "iddpg",
     "ippo",

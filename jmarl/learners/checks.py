@@ -137,10 +137,12 @@ def _validate_ranges(cfg: Config) -> None:
     coefficients = ("ent_coef", "ent_coef_end", "vf_coef", "logit_coef", "central_loss_coef", "target_kl")
     bounds = ("clip_eps", "value_clip_eps", "huber_delta", "epsilon_steps", "noise_steps", "random_steps", "burn_in")
     deviations = ("noise_start", "noise_end", "target_noise", "target_noise_clip")
-    require(cfg, (*counts, *sizes), lambda x: x >= 1, "be at least 1")
+    attention = ("entity_size", "entity_heads", "entity_blocks")
+    require(cfg, (*counts, *sizes, *attention), lambda x: x >= 1, "be at least 1")
     require(cfg, shares, lambda x: 0 <= x <= 1, "lie in [0, 1]")
     require(cfg, (*rates, *coefficients, *bounds), lambda x: x >= 0, "not be negative")
     require(cfg, deviations, lambda x: x >= 0, "not be negative: choose 0 for no noise")
+    require(cfg, ("max_rho", "max_c"), lambda x: x > 0, "be positive: choose 1 for the paper's")
     require(cfg, ("max_grad_norm",), lambda x: x > 0, "be positive: choose None for no clipping")
     require(cfg, ("mixer_scale",), lambda x: x > 0, "be positive: weights that start at 0 together never learn")
     for kind in ("epsilon", "noise"):

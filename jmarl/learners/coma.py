@@ -228,7 +228,7 @@ def coma(
 
 def default_nets(spec: EnvSpec, cfg: COMAConfig) -> COMANets:
     """The networks that `cfg` describes."""
-    model, head = actor_critic.from_config(cfg)
+    model, head = actor_critic.from_config(cfg, spec)
     actor = actor_critic.of_own_view(spec, lambda size: (head(size, scale=0.01),), model, cfg.sharing)
     of_critic = dataclasses.replace(cfg, recurrent=False, hidden_sizes=cfg.critic_sizes, head_sizes=())
     return COMANets(actor, critics.network(spec, of_critic, counterfactual=True))

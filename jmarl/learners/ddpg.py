@@ -155,7 +155,7 @@ def matd3(spec: EnvSpec, cfg: TD3Config, nets: critics.ActorCritic | None = None
 def default_nets(spec: EnvSpec, cfg: DDPGConfig) -> critics.ActorCritic:
     """The networks that `cfg` describes."""
     cfg = parts.with_critic_view(cfg, "obs")
-    model, head = actor_critic.from_config(cfg)
+    model, head = actor_critic.from_config(cfg, spec)
     actor = actor_critic.of_own_view(spec, lambda size: (head(size, scale=0.01),), model, cfg.sharing)
     critic = networks.ensemble(critics.network(spec, cfg), cfg.num_critics)
     return critics.ActorCritic(actor, critic, critics.action_code(spec))

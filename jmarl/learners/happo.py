@@ -19,12 +19,12 @@ References:
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jaxtyping import Array, Bool
 
 from jmarl import configs, losses, masks, normalize, optim
@@ -74,10 +74,12 @@ class Player(NamedTuple):
     Attributes:
       evaluate: `(its parameters, batch) -> (log_prob, entropy)`, `[L, M, N]`; those of its members are meant.
       members: `[N]`, which agents it is.
+      distribution: `(its parameters, batch) -> distribution` over actions, of each agent as for `evaluate`.
     """
 
     evaluate: Callable[[Params, Trajectory], tuple[Array, Array]]
     members: Bool[Array, "N"]
+    distribution: Callable[[Params, Trajectory], Any]
 
 
 def happo_loss(
@@ -149,15 +151,56 @@ def happo(
     (2, 1, 8)
     """
     checks.validate(cfg, HAPPOConfig, spec)
+    learning_rate, ent_coef = ppo.schedules(cfg)
+    optimizer = optim.optimizer(learning_rate, eps=cfg.adam_eps, max_grad_norm=cfg.max_grad_norm)
+
+    def improve(optimizer, player, params, opt_state, batch, target, step, key):
+        """A player's passes over the rollout."""
+
+        def minibatch_step(state, batch, target):
+            params, opt_state, step = state
+            current = dataclasses.replace(cfg, ent_coef=ent_coef(step))
+            params, opt_state, metrics, norm = parts.improve(
+                optimizer, lambda params: loss(params, batch, target, nets=player, cfg=current), params, opt_state
+            )
+            return (params, opt_state, step + 1), {**metrics, "loss/grad_norm": norm}
+
+        first = params, opt_state, step
+        (params, opt_state, _), metrics = on_policy.learn_sequences(minibatch_step, first, batch, target, key, cfg=cfg)
+        return params, opt_state, metrics
+
+    return in_turns(spec, cfg, nets, improve, optimizer, targets=targets, critic_loss=critic_loss)
+
+
+def in_turns(
+    spec: EnvSpec,
+    cfg: HAPPOConfig,
+    nets: HANets | None,
+    improve: Callable[..., Any],
+    optimizer: optax.GradientTransformation,
+    *,
+    targets: Callable[..., Any],
+    critic_loss: Callable[..., Any],
+) -> Learner:
+    """A team whose actors learn one after the other by `improve`, and its critic.
+
+    Args:
+      spec: of the environment.
+      cfg: hyperparameters.
+      nets: networks; None for `default_nets(spec, cfg)`.
+      improve: `(optimizer, player, its parameters, its optimiser state, batch, targets, step, key) -> (parameters,
+        optimiser state, metrics)`, one turn on a rollout of sequences. The advantage of its targets is M.
+      optimizer: of one player, whose state `improve` may leave as it is.
+      targets, critic_loss: as for `happo`.
+    """
     turns.require_apart(cfg.sharing, "mappo")
     nets = parts.choose_nets(nets, default_nets, spec, cfg)
     policy = actor_critic.separate(nets.actor, nets.critic, nets.distribution)
-    learning_rate, ent_coef = ppo.schedules(cfg)
+    learning_rate, _ = ppo.schedules(cfg)
     steps_per_update = cfg.num_epochs * cfg.num_minibatches
     critic_rate = optim.learning_rate(cfg, start=cfg.critic_learning_rate, steps_per_update=steps_per_update)
-    one_optimizer = functools.partial(optim.optimizer, eps=cfg.adam_eps, max_grad_norm=cfg.max_grad_norm)
-    critic_optimizer = one_optimizer(critic_rate)
-    players = turns.players(spec, nets.actor, one_optimizer(learning_rate), cfg.sharing)
+    critic_optimizer = optim.optimizer(critic_rate, eps=cfg.adam_eps, max_grad_norm=cfg.max_grad_norm)
+    players = turns.players(spec, nets.actor, optimizer, cfg.sharing)
 
     def init(key):
         params = policy.init(key)
@@ -177,23 +220,12 @@ def happo(
         return action, carry
 
     def turn(player, batch, target, carry, key):
-        """One player's passes over the rollout; then what it has become weighs on those that follow."""
+        """One player learns; then what it has become weighs on those that follow."""
         actors, opt_states, log_ratio, start = carry
         one = _player(players, nets, actors, player)
         weighted = target.replace(advantage=target.advantage * jnp.exp(log_ratio)[..., None])
-
-        def minibatch_step(state, batch, target):
-            params, opt_state, step = state
-            current = dataclasses.replace(cfg, ent_coef=ent_coef(step))
-            params, opt_state, metrics, norm = parts.improve(
-                players.optimizer, lambda params: loss(params, batch, target, nets=one, cfg=current), params, opt_state
-            )
-            return (params, opt_state, step + 1), {**metrics, "loss/grad_norm": norm}
-
-        first = players.take(actors, player), players.take(opt_states, player), start
-        (params, opt_state, _), metrics = on_policy.learn_sequences(
-            minibatch_step, first, batch, weighted, key, cfg=cfg
-        )
+        own = players.take(actors, player), players.take(opt_states, player)
+        params, opt_state, metrics = improve(players.optimizer, one, *own, batch, weighted, start, key)
         moved = jnp.where(one.members & (masks.acting(batch) > 0), one.evaluate(params, batch)[0] - target.log_prob, 0)
         actors, opt_states = players.put(actors, params, player), players.put(opt_states, opt_state, player)
         return (actors, opt_states, log_ratio + jnp.sum(moved, axis=-1), start), metrics
@@ -258,9 +290,10 @@ def haa2c(
 def default_nets(spec: EnvSpec, cfg: HAPPOConfig) -> HANets:
     """The networks that `cfg` describes."""
     cfg = parts.with_critic_view(cfg, "state")
-    model, head = actor_critic.from_config(cfg)
+    model, head = actor_critic.from_config(cfg, spec)
     output, distribution = actor_critic.policy_output(spec, head, cfg.action_distribution)
     actor = actor_critic.of_own_view(spec, lambda size: (output(size),), model, cfg.sharing)
+    model, head = actor_critic.from_config(cfg)
     critic = actor_critic.of_state_or_view(
         spec, lambda size: (head(size, scale=1.0),), model, cfg.sharing, cfg.critic_view
     )
@@ -270,10 +303,13 @@ def default_nets(spec: EnvSpec, cfg: HAPPOConfig) -> HANets:
 def _player(players: turns.Players, nets: HANets, actors: Params, number: Any) -> Player:
     net = players.actor(actors, number)
 
-    def evaluate(params, batch):
-        obs, action, first = batch.steps.obs, batch.steps.action, batch.steps.first
+    def distribution(params, batch):
+        obs, first = batch.steps.obs, batch.steps.first
         _, output = net.apply(params, players.memory(batch.carry["actor"], number), obs, first)
-        pi = nets.distribution(output, obs.action_mask)
-        return pi.log_prob(action), pi.entropy()
+        return nets.distribution(output, obs.action_mask)
 
-    return Player(evaluate, players.members(number).any(0))
+    def evaluate(params, batch):
+        pi = distribution(params, batch)
+        return pi.log_prob(batch.steps.action), pi.entropy()
+
+    return Player(evaluate, players.members(number).any(0), distribution)

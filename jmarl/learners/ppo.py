@@ -8,12 +8,16 @@ with the means taken over agents that act, and for the critic over those whose r
 agent's own view, MAPPO's the global state. With one agent, IPPO is PPO. With one step on each rollout, where ρ = 1,
 these are advantage actor-critic: IA2C, MAA2C.
 
+Advantages are GAE's, by the values at the start, or with advantage="vtrace" V-trace's: made anew for each pass over the
+rollout, by values and ratios of the policy as it has become.
+
 References:
   Schulman et al., 2017, Proximal Policy Optimization Algorithms (https://arxiv.org/abs/1707.06347).
   de Witt et al., 2020, Is Independent Learning All You Need in the StarCraft Multi-Agent Challenge?
     (https://arxiv.org/abs/2011.09533).
   Yu et al., 2022, The Surprising Effectiveness of PPO in Cooperative Multi-Agent Games
     (https://arxiv.org/abs/2103.01955).
+  Espeholt et al., 2018, IMPALA, eq. 1 (https://arxiv.org/abs/1802.01561).
   Huang et al., 2022, A2C is a Special Case of PPO (https://arxiv.org/abs/2205.09123).
 """
 
@@ -73,6 +77,9 @@ class ClippedConfig(configs.OptimizerConfig):
 class JointLossConfig(Replaceable):
     """Actor and critic learn from one loss."""
 
+    advantage: Literal["gae", "vtrace"] = static("gae")  # vtrace: anew for each pass, as far as the policy has moved
+    max_rho: Numeric = 1.0  # of vtrace: to which ratios of new to old probabilities are cut in TD errors
+    max_c: Numeric = 1.0  # of vtrace: and in traces
     vf_coef: Numeric = 0.5  # weight of the value loss
     target_kl: Numeric | None = None  # an iteration stops learning beyond this KL to the old policy; None: never
 
@@ -130,30 +137,42 @@ class PPOTargets:
 
 
 def ppo_targets(
-    params: Params, batch: Trajectory, moments: dict[str, Moments] | None = None, *, nets: Policy, cfg: ClippedConfig
+    params: Params, batch: Trajectory, moments: dict[str, Moments] | None = None, *, nets: Policy, cfg: Config
 ) -> tuple[PPOTargets, dict[str, Moments], Metrics]:
     """Advantages and value targets of a rollout, on the scales that the loss reads.
 
+    GAE by the values that were measured, or V-trace by those of `params`, each agent with the ratio of its own action.
+
     Args:
-      params: of `nets`, before the rollout is learnt from.
+      params: of `nets`, before the rollout is learnt from; for V-trace, before this pass.
       batch: a rollout with `next_obs`, and with "log_prob" and "value" measured.
       moments: {"value": moments of returns} if `cfg.normalize_value`: the critic's outputs are in their units.
       nets: the policy.
-      cfg: its leaves may be tracers.
+      cfg: a `ClippedConfig`, and a `JointLossConfig` for V-trace; its leaves may be tracers.
 
     Returns:
       The targets `[T, B, N]`; the moments, with these returns among them; metrics.
     """
     steps, moments, weight = batch.steps, dict(moments or {}), masks.weight(batch)
-    output = steps.measured["value"]
+    output, by_vtrace = steps.measured["value"], getattr(cfg, "advantage", "gae") == "vtrace"
+    if by_vtrace:
+        log_prob, _, output = nets.evaluate(params, batch.carry, steps.obs, steps.first, steps.action)
+        log_ratio = jnp.where(masks.acting(batch) > 0, log_prob - steps.measured["log_prob"], 0.0)
     next_output = on_policy.of_successors(batch, output, lambda *args: nets.evaluate(params, *args[:4])[2])
     value, next_value = output, next_output
     if cfg.normalize_value:
         value, next_value = (normalize.denormalize(moments["value"], x) for x in (output, next_output))
     discount = jnp.asarray(cfg.gamma * (1.0 - steps.terminated))
     last = jnp.broadcast_to(steps.last[..., None], value.shape)
-    advantage = losses.gae(steps.reward, discount, value, next_value, last, cfg.gae_lambda)
-    target = advantage + value
+    if by_vtrace:
+        # The surrogate has the ratio itself.
+        target, advantage = losses.vtrace(
+            *(log_ratio, steps.reward, discount, value, next_value, last, cfg.gae_lambda, cfg.max_rho, cfg.max_c),
+            weighted=False,
+        )
+    else:
+        advantage = losses.gae(steps.reward, discount, value, next_value, last, cfg.gae_lambda)
+        target = advantage + value
     metrics = {"value/explained_variance": losses.explained_variance(value, target, weight > 0)}
     if cfg.normalize_value:
         moments["value"] = normalize.update(moments["value"], target, weight > 0, cfg.value_norm_beta)
@@ -267,11 +286,24 @@ def of_policy(
         return (new, stopped), {**metrics, "loss/grad_norm": norm}
 
     def update(state, batch, key):
-        batch = masks.readable_batch(batch)
+        batch, start = masks.readable_batch(batch), (state, jnp.bool_(False))
+        if cfg.advantage == "gae":
+            (state, _), metrics = passes(cfg, batch, start, key)
+        else:
+            one = dataclasses.replace(cfg, num_epochs=1)
+            keys = jax.random.split(key, cfg.num_epochs)
+            (state, _), metrics = jax.lax.scan(lambda carry, key: passes(one, batch, carry, key), start, keys)
+            metrics = jax.tree.map(jnp.mean, metrics)
+        return state, {**metrics, "learning_rate": parts.as_metric(learning_rate(state.step))}
+
+    def passes(cfg, batch, carry, key):
+        """As many as `cfg` says, with the same targets."""
+        state, stopped = carry
         target, moments, seen = targets(state.params, batch, state.moments, nets=nets, cfg=cfg)
-        start = state.replace(moments=moments), jnp.bool_(False)
-        (state, _), metrics = on_policy.learn(minibatch_step, start, batch, target, key, cfg=cfg)
-        return state, {**metrics, **seen, "learning_rate": parts.as_metric(learning_rate(state.step))}
+        carry, metrics = on_policy.learn(
+            minibatch_step, (state.replace(moments=moments), stopped), batch, target, key, cfg=cfg
+        )
+        return carry, {**metrics, **seen}
 
     return Learner(init, nets.init_carry, act, greedy, update, learns_from="rollouts")
 
@@ -298,13 +330,15 @@ def default_policy(spec: EnvSpec, cfg: PPOConfig, mixer: Mixer | None = None) ->
     """The policy that `cfg` describes; with a mixer, its value is the team's, made of those of the agents."""
     of_team = (lambda net: net) if mixer is None else (lambda net: mixers.mixed(net, mixer))
     cfg = parts.with_critic_view(cfg, "obs")
-    model, head = actor_critic.from_config(cfg)
+    model, head = actor_critic.from_config(cfg, spec)
     output, distribution = actor_critic.policy_output(spec, head, cfg.action_distribution)
     value = lambda size: (head(size, scale=1.0),)  # noqa: E731
     if cfg.shared_torso:
         both = actor_critic.of_own_view(spec, lambda size: (output(size), *value(1)), model, cfg.sharing)
         return actor_critic.shared_torso(of_team(both), distribution)
     actor = actor_critic.of_own_view(spec, lambda size: (output(size),), model, cfg.sharing)
+    if cfg.critic_view != "obs":  # then it reads no lists of entities
+        model, head = actor_critic.from_config(cfg)
     critic = actor_critic.of_state_or_view(spec, value, model, cfg.sharing, cfg.critic_view)
     return actor_critic.separate(actor, of_team(critic), distribution)
 

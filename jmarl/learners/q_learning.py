@@ -6,7 +6,13 @@ with Q⁻ the target network. IQL has a value and a reward for each agent; VDN a
 value Q_tot of the team: by their sum, or monotonically with weights made from the state. Either way each agent's own
 greedy actions form the greedy joint action. With one agent, IQL is double DQN.
 
+Targets may look further, `returns`: Peng's and Harutyunyan's Q(λ), and Retrace(λ), whose traces λ min(1, π/μ) are those
+of a greedy π. Such a ratio is 0 where an action was not the greedy one, and at least 1 where it was, whatever μ is: so
+nothing need be recorded of how likely an action was, and this is Watkins' Q(λ).
+
 References:
+  Watkins, 1989, Learning from Delayed Rewards.
+  Munos et al., 2016, Safe and Efficient Off-Policy Reinforcement Learning (https://arxiv.org/abs/1606.02647).
   van Hasselt et al., 2016, Deep Reinforcement Learning with Double Q-learning (https://arxiv.org/abs/1509.06461).
   Tan, 1993, Multi-Agent Reinforcement Learning: Independent vs. Cooperative Agents.
   Sunehag et al., 2018, Value-Decomposition Networks (https://arxiv.org/abs/1706.05296).
@@ -48,8 +54,10 @@ class QConfig(configs.OptimizerConfig, configs.EpsilonConfig, configs.QNetworkCo
     """Hyperparameters of IQL."""
 
     gamma: Numeric = 0.99  # discount of future rewards
-    returns: Literal["td", "peng", "harutyunyan"] = static("td")  # td: one step; over sequences the others, Q(lambda)
-    lambda_: Numeric = 0.8  # of peng and harutyunyan; 0 is td
+    returns: Literal["td", "peng", "harutyunyan", "retrace"] = static(
+        "td"
+    )  # td: one step; over sequences the others, Q(lambda); retrace: as far as actions were greedy
+    lambda_: Numeric = 0.8  # of all but td; 0 is td
     double_q: bool = static(True)  # the online network chooses the next action, the target network values it
     target_update_interval: int = static(200)  # optimiser steps between two updates of the target network
     tau: Numeric = 1.0  # share of the online network in such an update: 1 copies it
@@ -140,6 +148,7 @@ def values_and_targets(
     q, next_q = unroll(nets.agent, params["agent"], batch, cfg.burn_in)
     old_q, old_next_q = unroll(nets.agent, target_params["agent"], batch, cfg.burn_in)
     next_action = losses.masked_argmax(next_q if cfg.double_q else old_next_q, steps.next_obs.action_mask)
+    is_greedy = follows(batch, q if cfg.double_q else old_q, of_team=nets.mixer is not None)
     if nets.mixer is None:
         value, old_value = losses.select(q, steps.action), losses.select(old_q, steps.action)
         next_value = losses.select(old_next_q, next_action)
@@ -152,7 +161,9 @@ def values_and_targets(
         old_value = nets.mixer.apply(target_params["mixer"], old_q, steps.action, obs)[..., None]
         next_value = nets.mixer.apply(target_params["mixer"], old_next_q, next_action, next_obs)[..., None]
         reward, terminated, weight = team(batch, weight, cfg.team_reward)
-    target, moments = targets_of(batch, reward, terminated, weight, next_value, old_value, moments, cfg)
+    target, moments = targets_of(
+        batch, reward, terminated, weight, next_value, old_value, moments, cfg, is_greedy=is_greedy
+    )
     return value, target, weight, moments
 
 
@@ -205,7 +216,7 @@ def iql(spec: EnvSpec, cfg: QConfig, nets: QNets | None = None, *, loss=q_loss) 
     return learner(cfg, nets, loss, parts.optimizer(cfg, optim.learning_rate(cfg)))
 
 
-def vdn(spec: EnvSpec, cfg: QConfig, nets: QNets | None = None, *, loss=q_loss) -> Learner:
+def vdn(spec: EnvSpec, cfg: VDNConfig | QConfig, nets: QNets | None = None, *, loss=q_loss) -> Learner:
     """Value-decomposition networks: the team's value is the sum of the agents' values. Arguments as for `iql`.
 
     A `QConfig` serves, too: what it leaves at its default has that of a `VDNConfig`.
@@ -219,7 +230,7 @@ def vdn(spec: EnvSpec, cfg: QConfig, nets: QNets | None = None, *, loss=q_loss) 
     return learner(cfg, parts.choose_nets(nets, default_nets, spec, cfg), loss)
 
 
-def qmix(spec: EnvSpec, cfg: QConfig, nets: QNets | None = None, *, loss=q_loss) -> Learner:
+def qmix(spec: EnvSpec, cfg: QMIXConfig | QConfig, nets: QNets | None = None, *, loss=q_loss) -> Learner:
     """QMIX: the team's value grows with each agent's, by weights made from the state. Arguments as for `iql`.
 
     A `QConfig` serves, too: what it leaves at its default has that of a `QMIXConfig`.
@@ -323,6 +334,15 @@ def team(batch: Trajectory, weight: Array, kind: str) -> tuple[Array, Array, Arr
     return jax.tree.map(lambda x: x[..., None], parts_of_team)
 
 
+def follows(batch: Trajectory, q: Array, *, of_team: bool) -> Array:
+    """Whether what was done is best by `q` `[L, M, N, A]`, of each agent `[L, M, N]` or of all who act `[L, M, 1]`."""
+    obs: Any = batch.steps.obs
+    greedy_action = losses.masked_argmax(q, obs.action_mask)
+    if of_team:
+        return losses.is_greedy(batch.steps.action, greedy_action, obs.agent_mask)[..., None]
+    return (batch.steps.action == greedy_action) | ~obs.agent_mask
+
+
 def targets_of(
     batch: Trajectory,
     reward: Array,
@@ -332,6 +352,8 @@ def targets_of(
     old_value: Array,
     moments: dict[str, Moments] | None,
     cfg: QConfig,
+    *,
+    is_greedy: Array,
 ) -> tuple[Array, dict[str, Moments]]:
     """y of each step, `[L, M, K]`, on the scale of the networks' outputs. Traces end with the episode and at padding.
 
@@ -339,9 +361,10 @@ def targets_of(
       batch: sequences.
       reward, terminated, weight: of K teams or agents.
       next_value: Q⁻ of the successor's greedy action.
-      old_value: Q⁻ of the action taken, which `returns="harutyunyan"` reads.
+      old_value: Q⁻ of the action taken, which `returns="harutyunyan"` and "retrace" read.
       moments: as for `q_loss`.
       cfg: hyperparameters.
+      is_greedy: whether the action taken is the greedy one, which `returns="retrace"` reads: see `follows`.
     """
     moments = dict(moments or {})
     if cfg.standardize_return:
@@ -355,6 +378,9 @@ def targets_of(
         cut = jnp.broadcast_to((batch.steps.last | before_padding)[..., None], reward.shape)
         if cfg.returns == "peng":
             target = losses.lambda_returns(reward, discount, next_value, cut, cfg.lambda_)
+        elif cfg.returns == "retrace":
+            log_ratio = jnp.where(is_greedy, 0.0, -jnp.inf)
+            target = losses.retrace(log_ratio, reward, discount, old_value, next_value, cut, cfg.lambda_)
         else:
             target = old_value + losses.gae(reward, discount, old_value, next_value, cut, cfg.lambda_)
     if cfg.standardize_return:
@@ -365,7 +391,7 @@ def targets_of(
 
 def agent_network(spec: EnvSpec, cfg: configs.QNetworkConfig) -> Network:
     """The agents' network that `cfg` describes: from each one's view to a value of each action."""
-    model, output = actor_critic.from_config(cfg)
+    model, output = actor_critic.from_config(cfg, spec)
 
     def outputs(num_actions):
         return (networks.Dueling(output(1), output(num_actions)) if cfg.dueling else output(num_actions),)

@@ -98,8 +98,9 @@ def transformed_values(
     steps: Any = batch.steps
     blank = dataclasses.replace(batch, carry=())
     q, next_q = q_learning.unroll(nets.agent, params["agent"], batch, cfg.burn_in)
+    chooses = q
     if not cfg.double_q:
-        _, next_q = q_learning.unroll(nets.agent, target_params["agent"], batch, cfg.burn_in)
+        chooses, next_q = q_learning.unroll(nets.agent, target_params["agent"], batch, cfg.burn_in)
     joint_q, _ = q_learning.unroll(nets.joint_agent, params["joint_agent"], blank, cfg.burn_in)
     old_q, old_next_q = q_learning.unroll(nets.joint_agent, target_params["joint_agent"], blank, cfg.burn_in)
     best_action = losses.masked_argmax(q, steps.obs.action_mask)
@@ -120,7 +121,10 @@ def transformed_values(
     next_value = joint(target_params, old_next_q, next_action, next_obs)
     old_value = joint(target_params, old_q, steps.action)
     reward, terminated, weight = q_learning.team(batch, replay.weights(batch, cfg.burn_in), cfg.team_reward)
-    target, moments = q_learning.targets_of(batch, reward, terminated, weight, next_value, old_value, moments, cfg)
+    is_greedy = q_learning.follows(batch, chooses, of_team=True)
+    target, moments = q_learning.targets_of(
+        batch, reward, terminated, weight, next_value, old_value, moments, cfg, is_greedy=is_greedy
+    )
     values = TransformedValues(
         joint=joint(params, joint_q, steps.action),
         target=target,

@@ -33,6 +33,7 @@ from jmarl import configs, losses, masks, networks, optim
 from jmarl.configs import config
 from jmarl.learners import checks, critics, parts
 from jmarl.networks import actor_critic, heads
+from jmarl.networks.torsos import Attended
 from jmarl.types import EnvSpec, Learner, Metrics, Numeric, Params, Trajectory, static
 
 
@@ -181,7 +182,7 @@ class NormalOutput(nn.Module):
     log_std_max: Any
 
     @nn.compact
-    def __call__(self, x: Array) -> tuple[Array, Array]:
+    def __call__(self, x: Array | Attended) -> tuple[Array, Array]:
         mean, log_std = jnp.split(self.head(x), 2, axis=-1)
         return mean, jnp.clip(log_std, self.log_std_min, self.log_std_max)
 
@@ -189,7 +190,7 @@ class NormalOutput(nn.Module):
 def default_nets(spec: EnvSpec, cfg: SACConfig) -> critics.ActorCritic:
     """The networks that `cfg` describes."""
     cfg = parts.with_critic_view(cfg, "obs")
-    model, head = actor_critic.from_config(cfg)
+    model, head = actor_critic.from_config(cfg, spec)
     code, is_gaussian = critics.action_code(spec), cfg.action_distribution == "gaussian"
     critic = networks.ensemble(critics.network(spec, cfg, counterfactual=code.is_discrete), cfg.num_critics)
     if code.is_discrete:

@@ -98,8 +98,9 @@ def weighted_values(
     q, next_q = q_learning.unroll(nets.agent, params["agent"], batch, cfg.burn_in)
     central_q, _ = q_learning.unroll(nets.central_agent, params["central_agent"], blank, cfg.burn_in)
     old_q, old_next_q = q_learning.unroll(nets.central_agent, target_params["central_agent"], blank, cfg.burn_in)
+    chooses = q
     if not cfg.double_q:
-        _, next_q = q_learning.unroll(nets.agent, target_params["agent"], batch, cfg.burn_in)
+        chooses, next_q = q_learning.unroll(nets.agent, target_params["agent"], batch, cfg.burn_in)
     greedy_action = losses.masked_argmax(q, steps.obs.action_mask)
     next_action = losses.masked_argmax(next_q, steps.next_obs.action_mask)
     obs, next_obs = q_learning.team_views(batch, cfg)
@@ -111,7 +112,10 @@ def weighted_values(
     next_value = central(target_params, old_next_q, next_action, next_obs)
     old_value = central(target_params, old_q, steps.action)
     reward, terminated, weight = q_learning.team(batch, replay.weights(batch, cfg.burn_in), cfg.team_reward)
-    target, moments = q_learning.targets_of(batch, reward, terminated, weight, next_value, old_value, moments, cfg)
+    is_greedy = q_learning.follows(batch, chooses, of_team=True)
+    target, moments = q_learning.targets_of(
+        batch, reward, terminated, weight, next_value, old_value, moments, cfg, is_greedy=is_greedy
+    )
     if variant == "cw":
         online, q_of_greedy = (params, central_q) if cfg.condition == "online" else (target_params, old_q)
         match = losses.is_greedy(steps.action, greedy_action, obs.agent_mask)[..., None]

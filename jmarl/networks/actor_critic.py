@@ -12,9 +12,9 @@ import numpy as np
 from jaxtyping import Array
 
 from jmarl import configs
-from jmarl.networks import heads
+from jmarl.networks import entities, heads
 from jmarl.networks.sharing import groups_of, network, one_step, share
-from jmarl.networks.torsos import Joined, Model, Output
+from jmarl.networks.torsos import Attended, Joined, Model, Output
 from jmarl.types import EnvSpec, Network, Observation, Policy
 
 # How a learner describes its networks: `model(outputs=.., is_image=..)` and `head(size, scale=..)` are
@@ -29,14 +29,19 @@ class GaussianOutput(nn.Module):
     size: int
 
     @nn.compact
-    def __call__(self, x: Array) -> tuple[Array, Array]:
+    def __call__(self, x: Array | Attended) -> tuple[Array, Array]:
         mean = self.head(x)
         log_std = self.param("log_std", nn.initializers.zeros_init(), (self.size,))
         return mean, jnp.broadcast_to(log_std, mean.shape)
 
 
-def from_config(cfg: configs.NetworkConfig) -> tuple[Build, Build]:
-    """`model` and `head` as a learner's config describes them: cell, widths, activation, normalisation, initialiser."""
+def from_config(cfg: configs.NetworkConfig, spec: EnvSpec | None = None) -> tuple[Build, Build]:
+    """`model` and `head` as a learner's config describes them: cell, widths, activation, normalisation, initialiser.
+
+    Args:
+      cfg: `torso="entities"` is of networks that read agents' own views, and of no others.
+      spec: of the environment, for a network that reads agents' own views; None for others.
+    """
     common: dict[str, Any] = {
         "activation": cfg.activation,
         "layer_norm": cfg.layer_norm,
@@ -49,7 +54,18 @@ def from_config(cfg: configs.NetworkConfig) -> tuple[Build, Build]:
         cell_size=cfg.cell_size,
         **common,
     )
-    return model, functools.partial(Output, hidden_sizes=cfg.head_sizes, **common)
+    common["hidden_sizes"] = cfg.head_sizes
+    if spec is None or cfg.torso != "entities":
+        return model, functools.partial(Output, **common)
+    layout = entities.layout_of(spec)
+    if cfg.entity_size % cfg.entity_heads:
+        raise ValueError(
+            f"entity_heads={cfg.entity_heads} must divide entity_size={cfg.entity_size}, since heads share it equally: "
+            f"choose another of the two."
+        )
+    torso = entities.EntityTorso(layout, cfg.entity_size, cfg.entity_heads, cfg.entity_blocks, cfg.kernel_init)
+    common.update(targets=entities.target_actions(layout), num_actions=spec.num_actions)
+    return functools.partial(model, entities=torso), functools.partial(entities.EntityOutput, **common)
 
 
 def policy_output(

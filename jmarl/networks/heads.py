@@ -23,6 +23,7 @@ __all__ = [
     "categorical",
     "gaussian",
     "gumbel_softmax",
+    "kl_divergence",
     "tanh_normal",
 ]
 
@@ -326,3 +327,36 @@ def tanh_normal(
         return jnp.broadcast_to(jnp.asarray(x, mean.dtype), mean.shape)
 
     return TanhNormal(z_mean=mean, z_log_std=like_mean(log_std), low=like_mean(low), high=like_mean(high))
+
+
+# ---------------------------------------------------------------------------------------------- two distributions
+
+
+def kl_divergence(p: Any, q: Any) -> Float[Array, "*batch"]:
+    """KL(p ‖ q) = E_p[log p(a) - log q(a)], exact, of two distributions of one kind and with the same bounds.
+
+    >>> print(f"{kl_divergence(categorical(jnp.log(jnp.array([0.5, 0.5]))), categorical(jnp.zeros(2))):.1f}")
+    0.0
+    >>> kl_divergence(gaussian(jnp.ones(1), jnp.zeros(1)), gaussian(jnp.zeros(1), jnp.zeros(1)))
+    Array(0.5, dtype=float32)
+    """
+    if isinstance(p, Categorical) and isinstance(q, Categorical):
+        # An action of probability 0 adds nothing, however unlike its logits are.
+        gap = jnp.where(p.probs > 0, p.logits - q.logits, 0.0)
+        return jnp.sum(p.probs * gap, axis=-1)
+    # tanh does not change it: both are squashed alike.
+    (mean, log_std), (other_mean, other_log_std) = _normal(p), _normal(q)
+    scaled = (jnp.exp(2 * log_std) + (mean - other_mean) ** 2) / (2 * jnp.exp(2 * other_log_std))
+    return jnp.sum(other_log_std - log_std + scaled - 0.5, axis=-1)
+
+
+def _normal(pi: Any) -> tuple[Array, Array]:
+    """Mean and log standard deviation, before tanh."""
+    if isinstance(pi, Gaussian):
+        return pi.mean, pi.log_std
+    if isinstance(pi, TanhNormal):
+        return pi.z_mean, pi.z_log_std
+    raise TypeError(
+        f"kl_divergence knows Categorical, Gaussian and TanhNormal, and pi is {type(pi).__name__} here: use one of "
+        f"these heads."
+    )

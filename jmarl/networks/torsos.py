@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 
 from jmarl.networks.initializers import INITIALIZERS
 from jmarl.networks.recurrent import CELLS
-from jmarl.types import Carry
+from jmarl.types import Carry, Replaceable
 
 ACTIVATIONS = {"tanh": jnp.tanh, "relu": nn.relu, "elu": nn.elu, "gelu": nn.gelu, "silu": nn.silu}
 
@@ -57,6 +57,19 @@ class Joined:
             is_own = np.asarray(self.blocks)[:, None] == np.arange(first.shape[-1]) // size
             first = jnp.where(is_own, jnp.tile(self.own, first.shape[-1] // size), first)
         return jnp.concatenate([first, *rest], axis=-1)
+
+
+@struct.dataclass
+class Attended(Replaceable):
+    """What outputs read where a view was read as entities.
+
+    Attributes:
+      own: features of the agent itself.
+      targets: features of each entity that actions are done to, in the order of these actions.
+    """
+
+    own: Float[Array, "R H"]
+    targets: Float[Array, "R K E"]
 
 
 class DenseOfJoined(nn.Module):
@@ -155,7 +168,7 @@ class Output(nn.Module):
 
 
 class Dueling(nn.Module):
-    """Values of actions as `V + A - mean A`: `[.., F] -> [.., A]`.
+    """Values of actions as `V + A - mean A`: `[.., F] -> [.., A]`; of `Attended`, if its layers read that.
 
     Attributes:
       value: output layer of one number, V.
@@ -170,7 +183,7 @@ class Dueling(nn.Module):
     advantage: nn.Module
 
     @nn.compact
-    def __call__(self, x: Float[Array, "*batch F"]) -> Float[Array, "*batch A"]:
+    def __call__(self, x: Float[Array, "*batch F"] | Attended) -> Float[Array, "*batch A"]:
         advantage = self.advantage(x)
         return self.value(x) + advantage - jnp.mean(advantage, axis=-1, keepdims=True)
 
@@ -187,6 +200,8 @@ class Model(nn.Module):
       outputs: what follows the torso.
       cell: None, "gru" or "lstm".
       cell_size: width of the cell's state.
+      entities: None, or what reads vectors as entities before the dense layers, `[R, F] -> Attended`, such as
+        `networks.entities.EntityTorso`. Outputs read `Attended` then, with the agent's own part as it leaves the cell.
       num_late: the first so many features pass by torso and cell and join what the outputs read: actions, in critics
         whose memory is of observations only.
     """
@@ -200,6 +215,7 @@ class Model(nn.Module):
     kernel_init: str = "orthogonal"
     is_image: bool = False
     num_late: int = 0
+    entities: nn.Module | None = None
 
     @nn.compact
     def __call__(self, carry: Carry, x: Array | Joined, first: Array) -> tuple[Carry, Any]:
@@ -216,11 +232,15 @@ class Model(nn.Module):
             late, rows = rows[..., : self.num_late], rows[..., self.num_late :]  # nothing and all, for most models
             if self.is_image:
                 rows = CNN(activation=self.activation, layer_norm=self.layer_norm, kernel_init=self.kernel_init)(rows)
+            if self.entities is not None:
+                attended = self.entities(rows)
+                rows = attended.own
             rows = torso(rows)
         if self.cell is not None:
             carry, rows = self._unroll(carry, rows, first, leading)
         rows = jnp.concatenate([late, rows], axis=-1) if late is not None and self.num_late else rows
-        outputs = tuple(jax.tree.map(lambda y: y.reshape(*leading, -1), output(rows)) for output in self.outputs)
+        read = rows if self.entities is None else attended.replace(own=rows)
+        outputs = tuple(jax.tree.map(lambda y: y.reshape(*leading, -1), output(read)) for output in self.outputs)
         return carry, outputs if len(outputs) > 1 else outputs[0]
 
     def _unroll(self, carry, x, first, leading):

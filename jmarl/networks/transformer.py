@@ -18,7 +18,6 @@ References:
 """
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -30,68 +29,14 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jmarl import losses
 from jmarl.networks.actor_critic import action_bounds
-from jmarl.networks.initializers import draw_at_once, orthogonal
+from jmarl.networks.attention import Attention, EncoderBlock
+from jmarl.networks.initializers import draw_at_once
 from jmarl.networks.torsos import CNN, MLP, Output
 from jmarl.types import EnvSpec, Observation, Policy, zero_observation
 
-__all__ = ["Attention", "DecoderBlock", "EncoderBlock", "Transformer", "autoregressive", "empty_memory"]
+__all__ = ["DecoderBlock", "Transformer", "autoregressive", "empty_memory"]
 
 Memory = list[dict[str, tuple[Array, Array]]]  # keys and values [R, N, E] of each block's two attentions
-
-
-class Attention(nn.Module):
-    """Attention of several heads, softmax(q kᵀ / √d) v for each, joined and projected.
-
-    Attributes:
-      size: E, of what comes in and goes out.
-      num_heads: each has d = E / num_heads features.
-    """
-
-    size: int
-    num_heads: int = 1
-
-    def setup(self) -> None:
-        dense = functools.partial(nn.Dense, self.size, kernel_init=orthogonal(1.0))
-        self.query, self.key, self.value, self.out = dense(), dense(), dense(), dense()
-
-    def keys_and_values(self, x: Float[Array, "R N E"]) -> tuple[Float[Array, "R N E"], Float[Array, "R N E"]]:
-        """What others find here."""
-        return self.key(x), self.value(x)
-
-    def attend(
-        self,
-        x: Float[Array, "R K E"],
-        found: tuple[Float[Array, "R N E"], Float[Array, "R N E"]],
-        is_seen: Bool[Array, "#R K N"],
-    ) -> Float[Array, "R K E"]:
-        """From each row of `x` to those keys and values that it sees, of which there must be one."""
-        query, key, value = (y.reshape(*y.shape[:2], self.num_heads, -1) for y in (self.query(x), *found))
-        scores = jnp.einsum("rkhd,rnhd->rhkn", query, key) / math.sqrt(self.size // self.num_heads)
-        lowest = jnp.asarray(jnp.finfo(scores.dtype).min, scores.dtype)
-        weights = jax.nn.softmax(jnp.where(is_seen[:, None], scores, lowest), axis=-1)
-        return self.out(jnp.einsum("rhkn,rnhd->rkhd", weights, value).reshape(x.shape))
-
-    def __call__(
-        self, x: Float[Array, "R K E"], source: Float[Array, "R N E"], is_seen: Bool[Array, "#R K N"]
-    ) -> Float[Array, "R K E"]:
-        """From each row of `x` to those of `source` that it sees."""
-        return self.attend(x, self.keys_and_values(source), is_seen)
-
-
-class EncoderBlock(nn.Module):
-    """Attention between agents, then a layer for each; both are added to what came in, and normalised."""
-
-    size: int
-    num_heads: int
-
-    def setup(self) -> None:
-        self.attention = Attention(self.size, self.num_heads)
-        self.layers = Output(self.size, (self.size,), "gelu")
-        self.norms = [nn.LayerNorm() for _ in range(2)]
-
-    def __call__(self, x: Float[Array, "R N E"], is_seen: Bool[Array, "#R N N"]) -> Float[Array, "R N E"]:
-        x = self.norms[0](x + self.attention(x, x, is_seen))
-        return self.norms[1](x + self.layers(x))
 
 
 class DecoderBlock(nn.Module):

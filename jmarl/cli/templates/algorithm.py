@@ -76,5 +76,5 @@ def own_algorithm(spec: EnvSpec, cfg: OwnAlgorithmConfig, nets: Network | None =
 
 def default_nets(spec: EnvSpec, cfg: OwnAlgorithmConfig) -> Network:
     """The policy that `cfg` describes: from each agent's view to logits."""
-    model, head = actor_critic.from_config(cfg)
+    model, head = actor_critic.from_config(cfg, spec)
     return actor_critic.of_own_view(spec, lambda size: (head(size, scale=0.01),), model, cfg.sharing)
