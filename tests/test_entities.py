@@ -8,16 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiled import evaluate
+from compiled import evaluate, rollout, start
 
 import jmarl
-from jmarl import envs
+from jmarl import combinators, envs
 from jmarl.cli import evaluate as evaluate_run
 from jmarl.cli import run_folders, train
 from jmarl.cli.errors import UsageError
 from jmarl.learners import ppo
 from jmarl.networks import actor_critic
-from jmarl.networks.entities import EntityOutput, EntityTorso, entities_of, target_actions
+from jmarl.networks.entities import EntityOutput, EntityTorso, entities_of, present_features, target_actions
 from jmarl.types import Entities, EntityLayout, Env, EnvSpec, Observation, Outcome, zero_observation
 
 # A view of 2 own features behind 2 allies of (seen, x) and 3 enemies: x in one block, (seen, y) in another.
@@ -288,6 +288,29 @@ def find_the_marked(num):
         return state, observe(state), Outcome(reward=reward, terminated=jnp.ones(2, bool), last=jnp.bool_(True))
 
     return Env(reset, step, spec)
+
+
+def test_normalised_views_still_say_who_is_seen():
+    env = find_the_marked(3)
+
+    def spy(spec, cfg):
+        learner = jmarl.ippo(spec, cfg)
+
+        def act(state, carry, obs, first, key):
+            action, carry, measured = learner.act(state, carry, obs, first, key)
+            return action, carry, {**measured, "views": obs.agents}
+
+        return learner._replace(act=act)
+
+    cfg = combinators.NormalizedConfig(inner=jmarl.PPOConfig(hidden_sizes=(4,), num_epochs=1, num_minibatches=1))
+    learner = combinators.normalized(spy)(env.spec, cfg)
+    run, batch, _ = rollout(env, learner, start(env, learner, jax.random.key(0), num_envs=16), length=4)
+    state, _ = jax.jit(learner.update)(run.train_state, batch, jax.random.key(1))
+    _, batch, _ = rollout(env, learner, run.replace(train_state=state), length=4)
+    told, views = np.asarray(batch.steps.measured["views"]), np.asarray(batch.steps.obs.agents)
+    assert present_features(LAYOUT) == (0, 2, 7, 9, 11) and present_features(env.spec.entities) == (1, 5, 9)
+    np.testing.assert_array_equal(told[..., [1, 5, 9]], views[..., [1, 5, 9]])
+    assert np.abs(told - views).max(axis=(0, 1, 2))[[2, 3, 6, 10]].min() > 0.01
 
 
 SMALL = {"torso": "entities", "entity_size": 16, "entity_heads": 2, "hidden_sizes": (16,)}

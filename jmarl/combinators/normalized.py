@@ -19,6 +19,7 @@ from jmarl import masks, normalize
 from jmarl.combinators import nesting
 from jmarl.configs import config
 from jmarl.learners import checks
+from jmarl.networks import entities
 from jmarl.types import Algorithm, EnvSpec, Learner, Numeric, Observation, TrainState
 
 
@@ -33,6 +34,8 @@ class NormalizedConfig:
 def normalized(algorithm: Algorithm) -> Callable[[EnvSpec, NormalizedConfig], Learner]:
     """The algorithm, seeing normalised views and states. With replay, moments are of what is drawn to be learnt from.
 
+    Features that say which entities are seen (`EnvSpec.entities`) stay as they are.
+
     Example:
       >>> import jax
       >>> import jmarl
@@ -46,10 +49,12 @@ def normalized(algorithm: Algorithm) -> Callable[[EnvSpec, NormalizedConfig], Le
         checks.validate(cfg, NormalizedConfig, spec)
         checks.require(cfg, ("clip_obs",), lambda x: x > 0, "be positive")
         learner = algorithm(spec, cfg.inner)
+        kept = jnp.asarray(entities.present_features(spec.entities) if spec.entities else (), int)
 
         def see(state: TrainState, obs: Observation) -> Observation:
             moments = state.params["moments"]
             agents = normalize.normalize_features(moments["agents"], obs.agents, cfg.clip_obs)
+            agents = agents.at[..., kept].set(obs.agents[..., kept])
             return obs.replace(
                 agents=agents, state=normalize.normalize_features(moments["state"], obs.state, cfg.clip_obs)
             )

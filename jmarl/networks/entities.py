@@ -33,7 +33,7 @@ from jmarl.networks.attention import EncoderBlock
 from jmarl.networks.torsos import MLP, Attended, Output
 from jmarl.types import Entities, EntityLayout, EnvSpec
 
-__all__ = ["EntityOutput", "EntityTorso", "entities_of", "layout_of", "target_actions"]
+__all__ = ["EntityOutput", "EntityTorso", "entities_of", "layout_of", "present_features", "target_actions"]
 
 
 def entities_of(
@@ -67,6 +67,22 @@ def target_actions(layout: EntityLayout) -> tuple[int, ...]:
     """
     kinds = [(kind.first_action, kind.num) for kind in layout.kinds if kind.first_action is not None]
     return tuple(action + i for action, num in kinds for i in range(num))
+
+
+def present_features(layout: EntityLayout) -> tuple[int, ...]:
+    """The features that say which entities are seen: whatever changes views must leave them above 0, or not.
+
+    >>> present_features(EntityLayout(own=((0, 1),), kinds=(Entities("enemies", 2, ((1, 2), (5, 1)), present=2),)))
+    (5, 6)
+    """
+    found = []
+    for kind in layout.kinds:
+        before = 0
+        for start, width in kind.blocks:
+            if kind.present is not None and before <= kind.present < before + width:
+                found += [start + i * width + kind.present - before for i in range(kind.num)]
+            before += width
+    return tuple(found)
 
 
 def layout_of(spec: EnvSpec) -> EntityLayout:
