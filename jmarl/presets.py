@@ -48,7 +48,7 @@ DETERMINISTIC: dict[str, Any] = {
 }
 PQN: dict[str, Any] = {"pqn_iql": PQNIQLConfig, "pqn_vdn": PQNConfig, "pqn_qmix": PQNQMIXConfig}
 SOFT: dict[str, Any] = {"isac": SACConfig, "masac": SACConfig, "hasac": HASACConfig}
-IN_PYTHON = ("gymnasium:", "pettingzoo:")
+IN_PYTHON = ("envpool:", "gymnasium:", "pettingzoo:")
 # of Jumanji
 WAREHOUSE = ("rware", "RobotWarehouse")
 FORAGING = ("lbf", "LevelBasedForaging")

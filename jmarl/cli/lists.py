@@ -12,7 +12,14 @@ from jmarl import configs
 from jmarl.cli import own
 from jmarl.cli.errors import UsageError, nearest, usage_errors
 from jmarl.cli.options import key_values, preset_of
-from jmarl.envs import gymnasium_adapter, gymnax_adapter, jaxmarl_adapter, jumanji_adapter, pettingzoo_adapter
+from jmarl.envs import (
+    envpool_adapter,
+    gymnasium_adapter,
+    gymnax_adapter,
+    jaxmarl_adapter,
+    jumanji_adapter,
+    pettingzoo_adapter,
+)
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "jmarl envs") -> None:
@@ -26,12 +33,18 @@ def list_envs(name: tyro.conf.Positional[str] = "", env_kwargs: tuple[str, ...] 
     """Names of all environments, or facts about one.
 
     Args:
-      name: an environment, or a function of your own: module:function or file.py:function.
+      name: an environment, or a function of your own: module:function or file.py:function; envpool: lists all of its.
       env_kwargs: KEY=VALUE for it.
     """
     if not name:
         for title, names in _names().items():
             print(f"{title}\n" + "".join(f"  {env}\n" for env in names))
+        return
+    if name in ALL_NAMES:
+        try:
+            print("\n".join(ALL_NAMES[name]()))
+        except ImportError as error:
+            raise UsageError(str(error)) from error
         return
     known = [env for names in _names().values() for env in names]
     if ":" not in name and name not in known and not jumanji_adapter.is_name(name):
@@ -44,12 +57,19 @@ def list_envs(name: tyro.conf.Positional[str] = "", env_kwargs: tuple[str, ...] 
         print(f"{field:16s}{value}")
 
 
+# All that a package can make, where the list of all packages has some.
+ALL_NAMES = {"envpool:": envpool_adapter.all_names}
+
+
 def _names() -> dict[str, list[str]]:
     return {
         "JaxMARL": jaxmarl_adapter.names(),
         "gymnax, one agent": gymnax_adapter.names(),
         f"Jumanji{_needs('jumanji', jumanji_adapter.INSTALL)}": jumanji_adapter.names(),
         f"Gymnasium, one agent{_needs('gymnasium', gymnasium_adapter.INSTALL)}": gymnasium_adapter.names(),
+        f"EnvPool, one agent, some of many: jmarl envs envpool:{_needs('envpool', envpool_adapter.INSTALL)}": (
+            envpool_adapter.names()
+        ),
         f"PettingZoo{_needs('mpe2', pettingzoo_adapter.INSTALL)}": pettingzoo_adapter.names(),
         "jmarl": ["predator_prey"],
     }

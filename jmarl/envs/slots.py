@@ -134,10 +134,7 @@ class Slots:
         if slot.clock == clock + 1 and slot.answer is not None:  # asked for once more
             return slot.answer
         if slot.clock != clock:
-            raise RuntimeError(
-                f"it is at step {slot.clock} and was asked to go on from step {clock}: an environment in Python cannot "
-                f"be taken back to a state that has gone by."
-            )
+            raise RuntimeError(gone_by(slot.clock, clock))
         slot.clock += 1
         if is_over and slot.answer is not None:
             slot.answer = slot.answer._replace(reward=np.zeros_like(slot.answer.reward))
@@ -176,6 +173,14 @@ class Slots:
             if given is not None and example is not None and given.shape != example.shape:
                 raise ValueError(f"it shows {name} {given.shape}, and its spec asks for {example.shape}.")
         return shown
+
+
+def gone_by(clock: int, asked: int) -> str:
+    """What is said where a step from an earlier or later state is asked for."""
+    return (
+        f"it is at step {clock} and was asked to go on from step {asked}: an environment in Python cannot be taken "
+        f"back to a state that has gone by."
+    )
 
 
 def _for_all(value: Any, num: int, dtype: Any) -> np.ndarray:
