@@ -19,6 +19,7 @@ from jmarl.envs import (
     jaxmarl_adapter,
     jumanji_adapter,
     pettingzoo_adapter,
+    pgx_adapter,
 )
 
 
@@ -71,6 +72,7 @@ def _names() -> dict[str, list[str]]:
             envpool_adapter.names()
         ),
         f"PettingZoo{_needs('mpe2', pettingzoo_adapter.INSTALL)}": pettingzoo_adapter.names(),
+        f"Pgx, games with turns{_needs('pgx', pgx_adapter.INSTALL)}": pgx_adapter.names(),
         "jmarl": ["predator_prey"],
     }
 

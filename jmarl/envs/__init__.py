@@ -34,6 +34,7 @@ from jmarl.envs import (
     jaxmarl_adapter,
     jumanji_adapter,
     pettingzoo_adapter,
+    pgx_adapter,
 )
 from jmarl.envs.checks import check_env
 from jmarl.envs.games import PROBES, key_door, matrix_game, probe, two_step_game, zero_sum_game
@@ -95,7 +96,7 @@ def make(
         "lbf 8x8-2p-2f-coop"; or an object with JaxMARL's interface, see `from_jaxmarl`; or gymnax's `(env, params)`,
         see `from_gymnax`. For Jumanji's objects see `from_jumanji`. "gymnasium:CartPole-v1" is Gymnasium's,
         "envpool:CartPole-v1" EnvPool's, "pettingzoo:mpe2.simple_spread_v3" what a module of PettingZoo's makes; these
-        are Python or C++, see `from_host`.
+        are Python or C++, see `from_host`. "pgx:tic_tac_toe" is Pgx's: compiled games in which players take turns.
       agent_ids: put a one-hot id before each agent's features, or N constant channels before an image's.
       time_limit: "truncated" lets learners bootstrap from the last observation; "terminal" counts time limits as the
         end of the return, as in the numbers that JaxMARL publishes.
@@ -142,6 +143,7 @@ PACKAGES = {
     "envpool": envpool_adapter.make,
     "gymnasium": gymnasium_adapter.make,
     "pettingzoo": pettingzoo_adapter.make,
+    "pgx": pgx_adapter.make,
 }
 
 
