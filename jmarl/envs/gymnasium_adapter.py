@@ -205,6 +205,7 @@ class Single:
 
     def __init__(self, env: Any, name: str, *, flatten: bool = False):
         self.env = env
+        self.fps = env.metadata.get("render_fps", 30)
         limit = None if env.spec is None else env.spec.max_episode_steps
         self._read, self._decode, self.spec = _of_one(env.observation_space, env.action_space, name, limit, flatten)
 
@@ -215,6 +216,10 @@ class Single:
     def step(self, action: np.ndarray) -> HostStep:
         view, reward, terminated, truncated, info = self.env.step(self._decode(action[0]))
         return HostStep(self._seen(view, info), reward, terminated, bool(terminated or truncated))
+
+    def render(self) -> Any:
+        """`[H, W, 3]`, where the environment was made with render_mode="rgb_array"."""
+        return self.env.render()
 
     def close(self) -> None:
         self.env.close()

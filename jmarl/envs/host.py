@@ -96,12 +96,16 @@ class Pool:
       spec, info: see `HostEnv`.
       example: what one shows, of known shapes and dtypes.
       failure: what an environment raised last.
+      pictures: a list takes what each environment draws of itself after each reset and step.
+      fps: pictures in a second of real time.
     """
 
     spec: EnvSpec
     info: Sequence[str]
     example: Shown
     failure: Exception | None = None
+    pictures: list[Any] | None = None
+    fps: float = 30.0
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # several devices may ask at once
@@ -194,12 +198,14 @@ class _Pool(Pool):
         super().__init__()
         self._store = store
         self.spec, self.info, self.example = store.spec, store.info, store.example
+        self.fps = getattr(store, "fps", self.fps)
         self._num, self._free = 0, []  # type: int, list[int]
         self.close = weakref.finalize(self, store.close)
 
     def reset(self, seed: Any) -> Any:
         """See `Pool.reset`."""
         with self.one_at_a_time():
+            self._watch()
             seeds = np.asarray(seed).reshape(-1).tolist()
             again, self._free = self._free[: len(seeds)], self._free[len(seeds) :]
             numbers = [*again, *range(self._num, self._num + len(seeds) - len(again))]
@@ -214,6 +220,10 @@ class _Pool(Pool):
             numbers, clocks, over = (np.asarray(x).reshape(-1).tolist() for x in (number, clock, is_over))
             actions = np.asarray(action).reshape(len(numbers), *np.shape(action)[len(shape) :])
             return tuple(_stack(self._store.step(numbers, clocks, over, list(actions)), shape))
+
+    def _watch(self) -> None:
+        if isinstance(self._store, Slots):
+            self._store.pictures = self.pictures
 
     def release(self, number: Any) -> None:
         """See `Pool.release`."""

@@ -88,6 +88,7 @@ class VectorPool(host.Pool):
             group = self._group_of_size(seeds)
             group.clock, group.answer, group.was_left = 0, None, np.zeros(len(seeds), bool)
             views, infos = group.env.reset() if self._is_seeded_once else group.env.reset(seed=seeds)
+            self._draw(group)
             shown = self._shown(*self._read.view(views, infos, len(seeds)))
             return _shaped((group.numbers, shown), np.shape(seed))
 
@@ -147,6 +148,7 @@ class VectorPool(host.Pool):
         group.clock, group.was_left = group.clock + 1, is_over.copy()
         num = len(actions)
         views, reward, terminated, truncated, infos = group.env.step(self._read.action(actions))
+        self._draw(group)
         terminated = np.array(terminated, bool)
         last = terminated | np.asarray(truncated, bool)
         seen = self._shown(*self._read.view(views, infos, num))
@@ -180,6 +182,12 @@ class VectorPool(host.Pool):
                 "with autoreset_mode='SameStep', or by gymnasium.make_vec(.., vectorization_mode='sync')."
             )
         return self._shown(array[ended], None if mask is None else mask[ended])
+
+    def _draw(self, group: _Group) -> None:
+        """The first environment's picture: where it resets itself in the same step, already of the next episode."""
+        if self.pictures is not None:
+            drawn = group.env.render()
+            self.pictures.append(None if drawn is None else drawn[0])
 
     def _shown(self, views: np.ndarray, mask: np.ndarray | None) -> Any:
         num = len(views)
