@@ -96,12 +96,12 @@ def save(trials: list[Trial], path: Path, fps: float | None = None) -> None:
         _save_gif(frames, durations, path)
 
 
-def _save_gif(frames: list[Image.Image], durations: list[float], path: Path) -> None:
+def _save_gif(frames: list[Image.Image], durations: list[Any], path: Path) -> None:
     small = [frame.quantize(64, dither=Image.Dither.NONE) for frame in frames]
     small[0].save(path, save_all=True, append_images=small[1:], duration=durations, loop=0, optimize=True)
 
 
-def _save_mp4(frames: list[Image.Image], durations: list[float], path: Path, fps: float) -> None:
+def _save_mp4(frames: list[Image.Image], durations: list[Any], path: Path, fps: float) -> None:
     import imageio_ffmpeg
 
     writer = imageio_ffmpeg.write_frames(str(path), frames[0].size, fps=fps, macro_block_size=2)
