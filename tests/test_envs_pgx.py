@@ -105,7 +105,7 @@ def test_self_play_trains_where_players_take_turns():
     inner = jmarl.PPOConfig(hidden_sizes=(8,), num_epochs=1, num_minibatches=1)
     cfg = combinators.SelfPlayConfig(inner=inner, pool_size=2, add_every=1, latest_share=0.5)
     loop = jmarl.on_policy(env, combinators.self_play(jmarl.ippo), num_envs=16, rollout_length=9)
-    run, metrics = jax.jit(jmarl.make_train(loop, 4))(jax.random.key(0), cfg)
+    _, metrics = jax.jit(jmarl.make_train(loop, 4))(jax.random.key(0), cfg)
     assert all(np.isfinite(metrics[name]).all() for name in ("loss/actor", "loss/critic", "policy/entropy"))
     np.testing.assert_array_equal(metrics["train/return_sum"], np.zeros(4))
     np.testing.assert_array_equal(metrics["train/return/player_0"], -metrics["train/return/player_1"])

@@ -4,6 +4,7 @@ A film is a GIF, or an MP4 through imageio-ffmpeg. What jmarl draws itself is dr
 draws itself as it is stepped, by its `rgb_array` render.
 """
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -104,6 +105,8 @@ def _save_gif(frames: list[Image.Image], durations: list[Any], path: Path) -> No
 def _save_mp4(frames: list[Image.Image], durations: list[Any], path: Path, fps: float) -> None:
     import imageio_ffmpeg
 
+    # Python warns of the threads of jax, which the program that it begins does not have.
+    warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
     writer = imageio_ffmpeg.write_frames(str(path), frames[0].size, fps=fps, macro_block_size=2)
     writer.send(None)
     for frame, duration in zip(frames, durations, strict=True):
