@@ -251,7 +251,7 @@ REFUSED = [
     (
         lambda: jmarl.make("gymnasium:CartPole-v1", vector="async", workers=2),
         TypeError,
-        "workers is of environments one by one: vector='async' has none, 'async' one",
+        "workers is of environments that are stepped one by one: leave out vector='async'",
     ),
     (lambda: jmarl.make("gymnasium:CartPoll-v1", vector="sync"), ValueError, "gymnasium:CartPoll-v1: Environment"),
     (

@@ -62,9 +62,7 @@ def _make_vector(
     if mode not in VECTORS:
         raise ValueError(f"vector={mode!r} is not one of {VECTORS}.")
     if where:
-        raise TypeError(
-            f"{min(where)} is of environments one by one: vector={mode!r} has a process for each if 'async'."
-        )
+        raise TypeError(f"{min(where)} is of environments that are stepped one by one: leave out vector={mode!r}.")
     # Jax has threads, which a fork would not survive.
     how: dict[str, Any] = {"autoreset_mode": "SameStep", **({"context": "spawn"} if mode == "async" else {})}
 
