@@ -49,7 +49,7 @@ DETERMINISTIC: dict[str, Any] = {
 }
 PQN: dict[str, Any] = {"pqn_iql": PQNIQLConfig, "pqn_vdn": PQNConfig, "pqn_qmix": PQNQMIXConfig}
 SOFT: dict[str, Any] = {"isac": SACConfig, "masac": SACConfig, "hasac": HASACConfig}
-IN_PYTHON = ("gymnasium:", "pettingzoo:")
+IN_PYTHON = ("envpool:", "gymnasium:", "pettingzoo:")
 # of Jumanji
 WAREHOUSE = ("rware", "RobotWarehouse")
 FORAGING = ("lbf", "LevelBasedForaging")
@@ -121,6 +121,8 @@ def task(env: str) -> dict[str, Any]:
         return {"agent_ids": True}
     if env.startswith(FORAGING):  # the return is the share of the food that is eaten
         return {"agent_ids": True, "reward": "team"}
+    if env.startswith("pgx:"):  # boards as vectors: small convolutions are slow on CPUs
+        return {"flatten": True}
     return {}
 
 
@@ -222,6 +224,14 @@ def in_python(algorithm: str, env: str) -> Preset:
         num_seeds=1,
         eval_episodes=16,
     )
+
+
+def turns(env: str) -> Preset:
+    """Games of Pgx with PPO: what a game pays comes at its end, undiscounted. Not from a paper."""
+    config = PPOConfig(
+        learning_rate=1e-3, learning_rate_schedule="linear", gamma=1.0, ent_coef=0.02, hidden_sizes=(128, 128)
+    )
+    return Preset(env, config, task(env), num_envs=128, rollout_length=32, total_steps=3_000_000)
 
 
 def other(algorithm: str, env: str) -> Preset:
@@ -411,6 +421,8 @@ def for_environment(algorithm: str, env: str, name: str = "default") -> Preset:
         return mabrax(algorithm, env)
     if env.startswith((*WAREHOUSE, *FORAGING)):
         return jumanji(algorithm, env)
+    if env.startswith("pgx:"):
+        return turns(env)
     if "-" in env:  # every name of gymnax, and none of JaxMARL
         return gymnax(algorithm, env)
     return other(algorithm, env)

@@ -3,6 +3,7 @@
     jmarl evaluate runs/mappo --episodes 256 --gif
     jmarl evaluate runs/mappo --best --export policy.jax
     jmarl evaluate runs/vdn-3m --env-kwargs map_name=8m --out 8m.json
+    jmarl evaluate runs/mappo --render trial.mp4 --trials 3
 
 From Python, `evaluate.main(["runs/mappo"])` returns the metrics, `[seed]` each. The exported policy needs neither the
 run nor jmarl: see `jmarl.export`.
@@ -21,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 import jmarl
-from jmarl.cli import rendering
+from jmarl.cli import rendering, trial
 from jmarl.cli.errors import UsageError, require_at_least_one, require_free_file, require_seed, usage_errors
 from jmarl.cli.options import key_values
 from jmarl.cli.run_folders import changed_kwargs, load_run, read_config
@@ -82,6 +83,9 @@ def evaluate_run(
     algorithm: str | None = None,
     max_eval_steps: int | None = None,
     env_kwargs: tuple[str, ...] = (),
+    render: tuple[Path, ...] | None = None,
+    trials: int = 1,
+    fps: float | None = None,
 ) -> dict[str, np.ndarray]:
     """Evaluates every seed of a run.
 
@@ -100,8 +104,16 @@ def evaluate_run(
       algorithm: of a run whose algorithm is a function of your own: its name once more.
       max_eval_steps: of an episode, where the environment has no limit; None: as in training.
       env_kwargs: KEY=VALUE that are other than in training, such as map_name=8m; None leaves one out.
+      render: play episodes one by one, print what each earns, and film them, as a GIF or MP4; without a name: trial.gif
+        beside the numbers.
+      trials: episodes that --render plays.
+      fps: pictures in a second of the film; None: real time, where the environment knows it.
     """
     out = out or run / "evaluation.json"
+    film = require_film(render, out.with_name("trial.gif"), overwrite)
+    require_at_least_one(trials=trials)
+    if fps is not None and not 0 < fps <= 1000:
+        raise UsageError(f"--fps {fps} must be positive, and at most 1000.")
     picture = out.with_suffix(".gif")
     for path in (out, *([picture] if gif else [])):
         require_free_file(path, overwrite)
@@ -138,7 +150,7 @@ def evaluate_run(
     out.write_text(json.dumps(facts, indent=1) + "\n")
     print_table(metrics, f"{name} on {plays_in.spec.name}, {how}, {episodes} episodes of each seed")
     print(f"All numbers are in {out}")
-    if gif or export:
+    if gif or export or film:
         score = metrics["eval/return_sum"]
         if pick is None and not np.isfinite(score).any():
             raise UsageError(f"No seed of {run} has a finite return: --pick one all the same.")
@@ -149,10 +161,30 @@ def evaluate_run(
         player = as_in_training(learner, key_act) if exploring else learner
         drawn = rendering.render_episode(plays_in, player, state, key_episode, picture)
         print(f"{picture} shows seed {chosen}" if drawn else f"No GIF: there is no picture of {plays_in.spec.name}.")
+    if film:
+        seen_in = trial.visible_env(env or read_config(run)["env"], read_config(run)["env_kwargs"], max_eval_steps)
+        seen_in = seen_in._replace(spec=seen_in.spec._replace(max_steps=plays_in.spec.max_steps))
+        player = as_in_training(learner, key_gif) if exploring else learner
+        played = trial.play(seen_in, player, state, key_gif, trials)
+        print(f"Seed {chosen}, {how}:")
+        trial.tell(played, plays_in.spec.agents)
+        trial.film(played, film, plays_in.spec.name, fps)
     if export:
         jmarl.export.export_policy(learner, state, plays_in.spec, export)
         print(f"{export} is the greedy policy of seed {chosen}: jmarl.export says how to use it.")
     return metrics
+
+
+def require_film(given: tuple[Path, ...] | None, default: Path, overwrite: bool) -> Path | None:
+    """The file that --render names; None where there is none to be."""
+    if given is None:
+        return None
+    if len(given) > 1:
+        raise UsageError(f"--render takes one file, not {len(given)}.")
+    path = given[0] if given else default
+    trial.require_film(path)
+    require_free_file(path, overwrite, "--render" if given else "--overwrite")
+    return path
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "jmarl evaluate") -> dict[str, np.ndarray]:

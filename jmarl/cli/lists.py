@@ -4,15 +4,26 @@ import dataclasses
 import importlib.util
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import jax
 import tyro
 
+import jmarl
 from jmarl import configs
 from jmarl.cli import own
-from jmarl.cli.errors import UsageError, nearest, usage_errors
+from jmarl.cli.errors import UsageError, nearest, require_at_least_one, require_free_file, usage_errors
 from jmarl.cli.options import key_values, preset_of
-from jmarl.envs import gymnasium_adapter, gymnax_adapter, jaxmarl_adapter, jumanji_adapter, pettingzoo_adapter
+from jmarl.envs import (
+    envpool_adapter,
+    gymnasium_adapter,
+    gymnax_adapter,
+    jaxmarl_adapter,
+    jumanji_adapter,
+    pettingzoo_adapter,
+    pgx_adapter,
+)
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "jmarl envs") -> None:
@@ -22,16 +33,26 @@ def main(argv: Sequence[str] | None = None, prog: str = "jmarl envs") -> None:
         tyro.cli(commands[prog.split()[-1]], prog=prog, args=argv)
 
 
-def list_envs(name: tyro.conf.Positional[str] = "", env_kwargs: tuple[str, ...] = ()) -> None:
+def list_envs(
+    name: tyro.conf.Positional[str] = "", env_kwargs: tuple[str, ...] = (), render: Path | None = None, steps: int = 200
+) -> None:
     """Names of all environments, or facts about one.
 
     Args:
-      name: an environment, or a function of your own: module:function or file.py:function.
+      name: an environment, or a function of your own: module:function or file.py:function; envpool: lists all of its.
       env_kwargs: KEY=VALUE for it.
+      render: play random actions into this film, .gif or .mp4.
+      steps: at most so many of them.
     """
     if not name:
         for title, names in _names().items():
             print(f"{title}\n" + "".join(f"  {env}\n" for env in names))
+        return
+    if name in ALL_NAMES:
+        try:
+            print("\n".join(ALL_NAMES[name]()))
+        except ImportError as error:
+            raise UsageError(str(error)) from error
         return
     known = [env for names in _names().values() for env in names]
     if ":" not in name and name not in known and not jumanji_adapter.is_name(name):
@@ -42,6 +63,26 @@ def list_envs(name: tyro.conf.Positional[str] = "", env_kwargs: tuple[str, ...] 
         raise UsageError(str(error)) from error
     for field, value in spec._asdict().items():
         print(f"{field:16s}{value}")
+    if render is not None:
+        _play_at_random(name, key_values(env_kwargs), render, steps)
+
+
+def _play_at_random(name: str, env_kwargs: dict[str, Any], path: Path, steps: int) -> None:
+    from jmarl.cli import trial  # pictures take time to import
+
+    trial.require_film(path)
+    require_free_file(path, False, "--render")
+    require_at_least_one(steps=steps)
+    env = trial.visible_env(name, env_kwargs, steps)
+    learner = jmarl.random_policy(env.spec, jmarl.RandomConfig())
+    key_init, key_play = jax.random.split(jax.random.key(0))
+    played = trial.play(env, learner, learner.init(key_init), key_play, 1)
+    trial.tell(played, env.spec.agents)
+    trial.film(played, path, name, None)
+
+
+# All that a package can make, where the list of all packages has some.
+ALL_NAMES = {"envpool:": envpool_adapter.all_names}
 
 
 def _names() -> dict[str, list[str]]:
@@ -50,7 +91,11 @@ def _names() -> dict[str, list[str]]:
         "gymnax, one agent": gymnax_adapter.names(),
         f"Jumanji{_needs('jumanji', jumanji_adapter.INSTALL)}": jumanji_adapter.names(),
         f"Gymnasium, one agent{_needs('gymnasium', gymnasium_adapter.INSTALL)}": gymnasium_adapter.names(),
+        f"EnvPool, one agent, some of many: jmarl envs envpool:{_needs('envpool', envpool_adapter.INSTALL)}": (
+            envpool_adapter.names()
+        ),
         f"PettingZoo{_needs('mpe2', pettingzoo_adapter.INSTALL)}": pettingzoo_adapter.names(),
+        f"Pgx, games with turns{_needs('pgx', pgx_adapter.INSTALL)}": pgx_adapter.names(),
         "jmarl": ["predator_prey"],
     }
 

@@ -1,6 +1,7 @@
 """A GIF of one greedy episode.
 
-MPE, SMAX, Overcooked, predator-prey and all of Jumanji have pictures; other environments have none.
+MPE, SMAX, Overcooked, predator-prey, all of Jumanji and two of Pgx's games have pictures; other environments that are
+compiled have none. Those of Python draw themselves: see `trial`.
 """
 
 import io
@@ -36,10 +37,10 @@ def render_episode(
       path: the file.
       max_steps: longer episodes are cut.
     """
-    draw = _renderer(env.unwrapped)
+    draw = renderer(env.unwrapped)
     if draw is None:
         return None
-    states, rewards = record_episode(env, learner, state, key, max_steps)
+    states, rewards, _ = record_episode(env, learner, state, key, max_steps)
     frames, milliseconds = draw(env.unwrapped, states, rewards)
     durations = [milliseconds] * (len(frames) - 1) + [1500]
     frames = [frame.quantize(64, dither=Image.Dither.NONE) for frame in frames]
@@ -49,13 +50,13 @@ def render_episode(
 
 def has_picture(env: Env) -> bool:
     """Whether `render_episode` can draw this environment."""
-    return _renderer(env.unwrapped) is not None
+    return renderer(env.unwrapped) is not None
 
 
 def record_episode(
     env: Env, learner: Learner, state: TrainState, key: jax.Array, max_steps: int
-) -> tuple[list[Any], np.ndarray]:
-    """The environment's states from the first to the one after the last step, and the rewards `[T, N]` between them."""
+) -> tuple[list[Any], np.ndarray, bool]:
+    """The states from the first to the one after the last step, the rewards `[T, N]` between them, whether it ended."""
 
     def step(loop: tuple[Any, ...], key: jax.Array) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         env_state, carry, obs, first = loop
@@ -73,7 +74,11 @@ def record_episode(
 
     start, (later, rewards, last) = jax.device_get(_without_keys(play(key)))
     length = int(np.argmax(last)) + 1 if last.any() else max_steps
-    return [start, *(jax.tree.map(lambda x, t=t: x[t], later) for t in range(length))], rewards[:length]
+    return (
+        [start, *(jax.tree.map(lambda x, t=t: x[t], later) for t in range(length))],
+        rewards[:length],
+        bool(last.any()),
+    )
 
 
 def _without_keys(tree: Any) -> Any:
@@ -81,9 +86,12 @@ def _without_keys(tree: Any) -> Any:
     return jax.tree.map(lambda x: () if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x, tree)
 
 
-def _renderer(unwrapped: Any) -> Any:
+def renderer(unwrapped: Any) -> Any:
+    """`(env, states, rewards) -> (frames, milliseconds)` for an environment underneath; None where nothing draws it."""
     if isinstance(unwrapped, PredatorPrey):
         return _draw_predator_prey
+    if type(unwrapped).__name__ in ("TicTacToe", "ConnectFour") and type(unwrapped).__module__.startswith("pgx"):
+        return _draw_board
     if any(cls.__module__.startswith("jumanji") for cls in type(unwrapped).__mro__):
         return _draw_jumanji
     if not type(unwrapped).__module__.startswith("jaxmarl"):
@@ -158,8 +166,28 @@ def _draw_overcooked(env: Any, states: list[Any], rewards: np.ndarray) -> tuple[
         grid = np.asarray(state.maze_map[margin:-margin, margin:-margin])
         tiles = OvercookedVisualizer._render_grid(grid, agent_dir_idx=state.agent_dir_idx, agent_inv=state.agent_inv)
         picture = Image.fromarray(tiles).resize((tiles.shape[1] * 2, tiles.shape[0] * 2))
-        frames.append(_below(f"step {t}   return {so_far:.0f}", picture))
+        frames.append(below(f"step {t}   return {so_far:.0f}", picture))
     return frames, 150
+
+
+def _draw_board(env: Any, states: list[Any], rewards: np.ndarray) -> tuple[list[Image.Image], int]:
+    """Discs on Pgx's boards: player_0 blue, player_1 orange, whoever begins."""
+    height, width, _ = env.observation_shape
+    side = max(height, width)
+    frames = []
+    for t, state in enumerate(states):
+        canvas = _Canvas(side + 1, (-(side + 1 - width) / 2, (side + 1 - height) / 2))
+        for x in range(width + 1):
+            canvas.line(np.array([x, 0]), np.array([x, -height]), (200, 200, 200))
+        for y in range(height + 1):
+            canvas.line(np.array([0, -y]), np.array([width, -y]), (200, 200, 200))
+        starts = int(states[0].current_player)
+        for cell in np.flatnonzero(board := np.asarray(state._x.board) + 1):
+            player = (board[cell] - 1) ^ starts
+            canvas.disc(np.array([cell % width + 0.5, -(cell // width) - 0.5]), 0.38, (ALLY, ENEMY)[player])
+        winner = "".join(f"   player_{i} has won" for i in np.flatnonzero(rewards[t - 1] > 0)) if t else ""
+        frames.append(canvas.image(f"move {t}{winner}"))
+    return frames, 700
 
 
 def _draw_jumanji(env: Any, states: list[Any], rewards: np.ndarray) -> tuple[list[Image.Image], int]:
@@ -181,10 +209,11 @@ def _draw_jumanji(env: Any, states: list[Any], rewards: np.ndarray) -> tuple[lis
     env.animate([state.raw for state in states], interval=150).save("nowhere", Keeping(), dpi=SIZE / 10)
     returns = np.concatenate([[0.0], rewards.sum(1).cumsum()])
     titles = [f"step {t}   return {so_far:.2f}" for t, so_far in enumerate(returns)]
-    return [_below(title, picture) for title, picture in zip(titles, pictures, strict=True)], 150
+    return [below(title, picture) for title, picture in zip(titles, pictures, strict=True)], 150
 
 
-def _below(title: str, picture: Image.Image) -> Image.Image:
+def below(title: str, picture: Image.Image) -> Image.Image:
+    """A picture with a line of text above it."""
     frame = Image.new("RGB", (picture.width, picture.height + 26), PAPER)
     frame.paste(picture, (0, 26))
     ImageDraw.Draw(frame).text((6, 4), title, INK, ImageFont.load_default(15))

@@ -27,9 +27,18 @@
 import inspect
 from typing import Any
 
-from jmarl.envs import gymnasium_adapter, gymnax_adapter, jaxmarl_adapter, jumanji_adapter, pettingzoo_adapter
+from jmarl.envs import (
+    envpool_adapter,
+    gymnasium_adapter,
+    gymnax_adapter,
+    jaxmarl_adapter,
+    jumanji_adapter,
+    pettingzoo_adapter,
+    pgx_adapter,
+)
 from jmarl.envs.checks import check_env
 from jmarl.envs.games import PROBES, key_door, matrix_game, probe, two_step_game, zero_sum_game
+from jmarl.envs.gymnasium_adapter import from_gymnasium_vector
 from jmarl.envs.gymnax_adapter import from_gymnax
 from jmarl.envs.host import from_host
 from jmarl.envs.jaxmarl_adapter import RawStep, from_jaxmarl
@@ -49,6 +58,7 @@ __all__ = [
     "Seen",
     "check_env",
     "flatten_views",
+    "from_gymnasium_vector",
     "from_gymnax",
     "from_host",
     "from_jaxmarl",
@@ -85,7 +95,8 @@ def make(
       env: a name, such as "MPE_simple_spread_v3", "HeuristicEnemySMAX", "overcooked", "CartPole-v1", "rware tiny-4ag",
         "lbf 8x8-2p-2f-coop"; or an object with JaxMARL's interface, see `from_jaxmarl`; or gymnax's `(env, params)`,
         see `from_gymnax`. For Jumanji's objects see `from_jumanji`. "gymnasium:CartPole-v1" is Gymnasium's,
-        "pettingzoo:mpe2.simple_spread_v3" what a module of PettingZoo's makes; both are Python, see `from_host`.
+        "envpool:CartPole-v1" EnvPool's, "pettingzoo:mpe2.simple_spread_v3" what a module of PettingZoo's makes; these
+        are Python or C++, see `from_host`. "pgx:tic_tac_toe" is Pgx's: compiled games in which players take turns.
       agent_ids: put a one-hot id before each agent's features, or N constant channels before an image's.
       time_limit: "truncated" lets learners bootstrap from the last observation; "terminal" counts time limits as the
         end of the return, as in the numbers that JaxMARL publishes.
@@ -97,6 +108,7 @@ def make(
         `shaped_reward`: this multiple of Overcooked's shaped reward is added to the sparse one; 0 by default.
         `reward`: of Jumanji, "individual", as it gives it, or "team": everybody gets the sum.
         `max_steps`: of Jumanji, its `time_limit`.
+        `vector`: of Gymnasium, "sync" or "async": a vector of its own steps all, in one process or one for each.
 
     Example:
       >>> env = make("MPE_simple_spread_v3", num_agents=4)
@@ -127,7 +139,12 @@ def make(
 
 
 # What comes before the colon of a name.
-PACKAGES = {"gymnasium": gymnasium_adapter.make, "pettingzoo": pettingzoo_adapter.make}
+PACKAGES = {
+    "envpool": envpool_adapter.make,
+    "gymnasium": gymnasium_adapter.make,
+    "pettingzoo": pettingzoo_adapter.make,
+    "pgx": pgx_adapter.make,
+}
 
 
 def _make_predator_prey(time_limit: str, **options: Any) -> Env:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jmarl.envs import host
+from jmarl.envs import host, vectors
 from jmarl.envs.slots import HostStep, Seen
 from jmarl.types import Env, EnvSpec
 
@@ -30,21 +30,167 @@ def names() -> list[str]:
 
 
 def make(name: str, options: dict[str, Any], *, agent_ids: bool, time_limit: str, flatten: bool) -> Env:
-    """Gymnasium's environment `name`. Options are arguments of `gymnasium.make`, and those of `from_host`."""
+    """Gymnasium's environment `name`. Options are arguments of `gymnasium.make`, `vector`, and those of `from_host`."""
     try:
         import gymnasium
     except ImportError as error:
         raise ImportError(f"gymnasium:{name} needs Gymnasium: {INSTALL}.") from error
 
     where, options = host.split_options(options)
+    mode, options = options.get("vector"), {k: v for k, v in options.items() if k != "vector"}
+    views: dict[str, Any] = {"agent_ids": agent_ids, "time_limit": time_limit}
+    if mode is not None:
+        return _make_vector(name, mode, where, options, flatten, views)
 
     def make_one() -> Single:
         return Single(gymnasium.make(name, **options), f"gymnasium:{name}", flatten=flatten)
 
     try:
-        return host.from_host(make_one, **where, agent_ids=agent_ids, time_limit=time_limit)
+        return host.from_host(make_one, **where, **views)
     except gymnasium.error.Error as error:
         raise ValueError(f"gymnasium:{name}: {error}") from error
+
+
+VECTORS = ("sync", "async")
+
+
+def _make_vector(
+    name: str, mode: Any, where: dict[str, Any], options: dict[str, Any], flatten: bool, views: dict[str, Any]
+) -> Env:
+    import gymnasium
+
+    if mode not in VECTORS:
+        raise ValueError(f"vector={mode!r} is not one of {VECTORS}.")
+    if where:
+        raise TypeError(f"{min(where)} is of environments that are stepped one by one: leave out vector={mode!r}.")
+    # Jax has threads, which a fork would not survive.
+    how: dict[str, Any] = {"autoreset_mode": "SameStep", **({"context": "spawn"} if mode == "async" else {})}
+
+    def make_vector(num_envs: int) -> Any:
+        return gymnasium.make_vec(name, num_envs, vectorization_mode=mode, vector_kwargs=how, **options)
+
+    try:
+        one = gymnasium.make(name, **options)
+    except gymnasium.error.Error as error:
+        raise ValueError(f"gymnasium:{name}: {error}") from error
+    limit = None if one.spec is None else one.spec.max_episode_steps
+    reading = reading_of(one.observation_space, one.action_space, f"gymnasium:{name}", limit, flatten=flatten)
+    one.close()
+    return host.from_pool(vectors.VectorPool(lambda seeds: make_vector(len(seeds)), reading), **views)
+
+
+def from_gymnasium_vector(
+    make: Any,
+    *,
+    name: str | None = None,
+    max_steps: int | None = None,
+    agent_ids: bool = False,
+    time_limit: str = "truncated",
+    flatten: bool = False,
+) -> Env:
+    """Vectors with the interface of `gymnasium.vector.VectorEnv`, of single agents: N = 1.
+
+    All three ways in which Gymnasium begins the next episode are understood, and come to the same: the true last view,
+    and no step that leads from one episode to the next. A vector that resets on the next step, or never, must know
+    `reset(options={"reset_mask": ..})`, as Gymnasium's own two do. Views and actions are read as by
+    "gymnasium:NAME", see `jmarl.make`.
+
+    Args:
+      make: `(num_envs) -> vector`; it makes one for each number of environments that are played side by side, and one
+        of a single environment to ask for its spaces.
+      name: for the spec; "gymnasium" and the vector's own name if None.
+      max_steps: of the longest episode; by default what the vector's or its first environment's spec says, or unknown.
+      agent_ids, time_limit, flatten: see `jmarl.make`.
+
+    Example:
+      >>> import gymnasium
+      >>> def make(num_envs):
+      ...     return gymnasium.make_vec("CartPole-v1", num_envs, vectorization_mode="sync")
+      >>> from_gymnasium_vector(make).spec.max_steps
+      500
+    """
+    if not callable(make):
+        raise TypeError(
+            f"make={make!r} is no function: give one that makes as many environments as it is told, for training, for "
+            f"evaluation: from_gymnasium_vector(lambda num_envs: ..)."
+        )
+    one = make(1)
+    spec = one.spec or next((env.spec for env in getattr(one, "envs", ())), None)
+    name = name or (f"gymnasium:{spec.id}" if spec is not None else type(one).__name__)
+    limit = getattr(spec, "max_episode_steps", None) if max_steps is None else max_steps
+    reading = reading_of(one.single_observation_space, one.single_action_space, name, limit, flatten=flatten)
+    one.close()
+    pool = vectors.VectorPool(lambda seeds: make(len(seeds)), reading)
+    return host.from_pool(pool, agent_ids=agent_ids, time_limit=time_limit)
+
+
+def reading_of(
+    view_space: Any, action_space: Any, name: str, max_steps: int | None, *, flatten: bool = False, moved: bool = False
+) -> vectors.Reading:
+    """How to read vectors of environments with these spaces.
+
+    Args:
+      view_space, action_space: of one environment.
+      name, max_steps: for the spec.
+      flatten: images as vectors.
+      moved: images whose channels come first get them last.
+    """
+    from gymnasium import spaces
+    from gymnasium.vector.utils import batch_space, iterate
+
+    read, decode, spec = _of_one(view_space, action_space, name, max_steps, flatten)
+    is_moved = moved and len(read.shape) == 3 and read.shape[0] < read.shape[2]
+    if is_moved:
+        shape = (*read.shape[1:], read.shape[0])
+        spec = spec._replace(obs_shape=shape, state_shape=shape)
+
+    def stack(rows: list[tuple[np.ndarray, np.ndarray | None]]) -> tuple[np.ndarray, np.ndarray | None]:
+        masks = [mask for _, mask in rows]
+        is_known = any(mask is not None for mask in masks)
+        legal = np.ones(spec.num_actions or 0, bool)
+        views = placed(np.stack([view for view, _ in rows]))
+        return views, np.stack([legal if mask is None else mask for mask in masks]) if is_known else None
+
+    def placed(views: np.ndarray) -> np.ndarray:
+        return np.moveaxis(views, 1, -1) if is_moved else views
+
+    def view(views: Any, infos: dict[str, Any], num: int) -> tuple[np.ndarray, np.ndarray | None]:
+        if isinstance(read.space, spaces.Box) and read.space is view_space:
+            mask = infos.get("action_mask")
+            return placed(
+                np.asarray(views, np.float32).reshape(num, *read.shape)
+            ), None if mask is None else np.asarray(mask, bool).reshape(num, -1)
+        masks = infos.get("action_mask", [None] * num)
+        each = zip(iterate(batch_space(view_space, num), views), masks, strict=True)
+        return stack([read(one, {"action_mask": mask}) for one, mask in each])
+
+    def final(infos: dict[str, Any], ended: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        masks = infos.get("final_info", {}).get("action_mask")
+        return stack(
+            [read(infos["final_obs"][i], {"action_mask": None if masks is None else masks[i]}) for i in ended.tolist()]
+        )
+
+    def action(codes: np.ndarray) -> Any:
+        if isinstance(action_space, spaces.Discrete):
+            return codes.astype(action_space.dtype) + action_space.start
+        if isinstance(action_space, spaces.Box):
+            return codes.astype(action_space.dtype).reshape(len(codes), *action_space.shape)
+        return np.stack([decode(code) for code in codes])
+
+    return vectors.Reading(spec, view, final, action)
+
+
+def _of_one(
+    view_space: Any, action_space: Any, name: str, max_steps: int | None, flatten: bool
+) -> tuple[Any, Any, Any]:
+    """`(reader, decode, spec)` of an environment with these spaces."""
+    read = Reader(view_space, name, flatten)
+    decode, actions = action_codes(action_space, name)
+    shape = read.shape
+    spec = EnvSpec(
+        name=name, agents=(AGENT,), obs_shape=shape, state_shape=shape, max_steps=max_steps, always_act=True, **actions
+    )
+    return read, decode, spec
 
 
 class Single:
@@ -57,13 +203,9 @@ class Single:
 
     def __init__(self, env: Any, name: str, *, flatten: bool = False):
         self.env = env
-        self._read = Reader(env.observation_space, name, flatten)
-        self._decode, actions = action_codes(env.action_space, name)
+        self.fps = env.metadata.get("render_fps", 30)
         limit = None if env.spec is None else env.spec.max_episode_steps
-        shape = self._read.shape
-        self.spec = EnvSpec(
-            name=name, agents=(AGENT,), obs_shape=shape, state_shape=shape, max_steps=limit, always_act=True, **actions
-        )
+        self._read, self._decode, self.spec = _of_one(env.observation_space, env.action_space, name, limit, flatten)
 
     def reset(self, seed: int) -> Seen:
         view, info = self.env.reset(seed=seed)
@@ -72,6 +214,10 @@ class Single:
     def step(self, action: np.ndarray) -> HostStep:
         view, reward, terminated, truncated, info = self.env.step(self._decode(action[0]))
         return HostStep(self._seen(view, info), reward, terminated, bool(terminated or truncated))
+
+    def render(self) -> Any:
+        """`[H, W, 3]`, where the environment was made with render_mode="rgb_array"."""
+        return self.env.render()
 
     def close(self) -> None:
         self.env.close()
@@ -90,17 +236,18 @@ class Reader:
 
     Attributes:
       shape: of the array.
+      space: what it is made from.
     """
 
     def __init__(self, space: Any, name: str, flatten: bool):
         from gymnasium import spaces
 
         self._holds_mask = isinstance(space, spaces.Dict) and set(space.keys()) == {"observation", "action_mask"}
-        self._space = space["observation"] if self._holds_mask else space
-        self._is_box = isinstance(self._space, spaces.Box)
-        is_image = self._is_box and len(self._space.shape) == 3 and not flatten
+        self.space = space["observation"] if self._holds_mask else space
+        self._is_box = isinstance(self.space, spaces.Box)
+        is_image = self._is_box and len(self.space.shape) == 3 and not flatten
         try:
-            self.shape = self._space.shape if is_image else (spaces.flatdim(self._space),)
+            self.shape = self.space.shape if is_image else (spaces.flatdim(self.space),)
         except (NotImplementedError, ValueError) as error:
             raise ValueError(f"{name} has the observation space {space}, which has no fixed size.") from error
 
@@ -111,7 +258,7 @@ class Reader:
         if self._holds_mask:
             view, mask = view["observation"], view["action_mask"]
         if not self._is_box:  # which `flatten` takes as long for as CartPole takes for a step
-            view = spaces.flatten(self._space, view)
+            view = spaces.flatten(self.space, view)
         return np.asarray(view, np.float32).reshape(self.shape), None if mask is None else np.asarray(
             mask, bool
         ).reshape(-1)

@@ -2,8 +2,8 @@
 
 A compiled rollout calls back into Python once for each step of all environments together, those of all seeds included.
 So runs, sweeps, evaluations, sinks and checkpoints are those of any other environment. The alternative was a loop in
-Python around a compiled `act`, with loops, evaluations and sweeps of its own; with environments such as CartPole it was
-no faster to speak of, since the environments take the time.
+Python around a compiled `act`, with loops, evaluations and sweeps of its own; with environments such as Gymnasium's
+CartPole it was no faster to speak of, since the environments take the time. Those of C++ take less than the callback.
 
 What jax holds of an environment is its number and how often it was stepped. Callbacks count as pure: a step that is
 asked for twice is answered twice and taken once, and one from a state that has gone by is refused. So environments in
@@ -15,7 +15,7 @@ import contextlib
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -25,11 +25,11 @@ from jax.experimental import io_callback
 from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
 from jmarl.envs.flags import usual_flags
-from jmarl.envs.slots import HostEnv, HostStep, Seen, Slots  # noqa: F401  two of them for the example
+from jmarl.envs.slots import HostEnv, HostStep, Seen, Shown, Slots  # noqa: F401  two of them for the example
 from jmarl.envs.stacked import require_time_limit
 from jmarl.envs.views import with_agent_ids
 from jmarl.envs.workers import Workers
-from jmarl.types import Action, Env, EnvSpec, Observation, Outcome  # noqa: F401  one of them for the example
+from jmarl.types import Action, Env, EnvSpec, Observation, Outcome
 
 
 class HostState(NamedTuple):
@@ -85,8 +85,58 @@ def from_host(
       >>> outcome.reward[:, 0], obs.agents[:, 0, 0]
       (Array([1., 1., 1., 1.], dtype=float32), Array([1., 1., 1., 1.], dtype=float32))
     """
-    require_time_limit(time_limit)
     pool = _Pool(Workers(make, workers, timeout_s) if workers else Slots(make))
+    return from_pool(pool, agent_ids=agent_ids, time_limit=time_limit)
+
+
+class Pool:
+    """All environments of one kind, by number: what a compiled program calls, one question at a time.
+
+    Attributes:
+      spec, info: see `HostEnv`.
+      example: what one shows, of known shapes and dtypes.
+      failure: what an environment raised last.
+      pictures: a list takes what each environment draws of itself after each reset and step.
+      fps: pictures in a second of real time.
+    """
+
+    spec: EnvSpec
+    info: Sequence[str]
+    example: Shown
+    failure: Exception | None = None
+    pictures: list[Any] | None = None
+    fps: float = 30.0
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # several devices may ask at once
+
+    def reset(self, seed: Any) -> Any:
+        """New episodes of as many environments as there are seeds: their numbers, and what they show."""
+        raise NotImplementedError
+
+    def step(self, number: Any, clock: Any, is_over: Any, action: Any) -> Any:
+        """The fields of an `Answer` of all that are asked; those whose episodes are over answer as before."""
+        raise NotImplementedError
+
+    def release(self, number: Any) -> None:
+        """Gives environments back, for others to play in."""
+        raise NotImplementedError
+
+    @contextlib.contextmanager
+    def one_at_a_time(self) -> Iterator[None]:
+        """Notes what is raised within."""
+        with self._lock:
+            try:
+                yield
+            except Exception as error:
+                self.failure = error
+                raise
+
+
+@usual_flags
+def from_pool(pool: Pool, *, agent_ids: bool, time_limit: str) -> Env:
+    """The environments of a pool as an `Env`, whose compiled steps call back once for all that are stepped together."""
+    require_time_limit(time_limit)
     spec, info = pool.spec, pool.info
     shown = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), pool.example)
     number, flag = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), bool)
@@ -123,7 +173,8 @@ def from_host(
         return state._replace(is_over=jnp.zeros_like(state.is_over)), state.start
 
     def release(state: HostState) -> None:
-        io_callback(pool.release, None, state.number)
+        # The last answer goes with the numbers, which alone are known before the first step: release waits for it.
+        io_callback(lambda number, _: pool.release(number), None, state.number, state.is_over)
 
     env = Env(reset, step, spec, pool, restart, release)
     return with_agent_ids(env) if agent_ids else env
@@ -140,19 +191,21 @@ def _observation(shown: Any) -> Observation:
     return Observation(agents=agents, state=state, action_mask=action_mask, agent_mask=agent_mask)
 
 
-class _Pool:
-    """All environments, by number: those of an evaluation that is over are used again."""
+class _Pool(Pool):
+    """Environments that are stepped one by one: those of an evaluation that is over are used again."""
 
     def __init__(self, store: Slots | Workers):
-        self._store, self._lock = store, threading.RLock()  # several devices may ask at once
+        super().__init__()
+        self._store = store
         self.spec, self.info, self.example = store.spec, store.info, store.example
+        self.fps = getattr(store, "fps", self.fps)
         self._num, self._free = 0, []  # type: int, list[int]
-        self.failure: Exception | None = None
         self.close = weakref.finalize(self, store.close)
 
     def reset(self, seed: Any) -> Any:
-        """New episodes of as many environments as there are seeds."""
-        with self._lock, self._noting_failures():
+        """See `Pool.reset`."""
+        with self.one_at_a_time():
+            self._watch()
             seeds = np.asarray(seed).reshape(-1).tolist()
             again, self._free = self._free[: len(seeds)], self._free[len(seeds) :]
             numbers = [*again, *range(self._num, self._num + len(seeds) - len(again))]
@@ -161,31 +214,27 @@ class _Pool:
             return np.array(numbers, np.int32).reshape(np.shape(seed)), shown
 
     def step(self, number: Any, clock: Any, is_over: Any, action: Any) -> Any:
-        """One step of each, but for those whose episodes are over."""
-        with self._lock, self._noting_failures():
+        """See `Pool.step`."""
+        with self.one_at_a_time():
             shape = np.shape(number)
             numbers, clocks, over = (np.asarray(x).reshape(-1).tolist() for x in (number, clock, is_over))
             actions = np.asarray(action).reshape(len(numbers), *np.shape(action)[len(shape) :])
             return tuple(_stack(self._store.step(numbers, clocks, over, list(actions)), shape))
 
+    def _watch(self) -> None:
+        if isinstance(self._store, Slots):
+            self._store.pictures = self.pictures
+
     def release(self, number: Any) -> None:
-        """Gives environments back, for others to play in."""
+        """See `Pool.release`."""
         with self._lock:
             self._free += np.asarray(number).reshape(-1).tolist()
-
-    @contextlib.contextmanager
-    def _noting_failures(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            self.failure = error
-            raise
 
 
 @contextlib.contextmanager
 def failures_named(*envs: Env) -> Iterator[None]:
     """What an environment in Python raised, with its own traceback and its name, in place of what jax makes of it."""
-    pools = [env.unwrapped for env in envs if isinstance(env.unwrapped, _Pool)]
+    pools = [env.unwrapped for env in envs if isinstance(env.unwrapped, Pool)]
     for pool in pools:
         pool.failure = None
     log = logging.getLogger("jax._src.callback")  # writes the traceback, too

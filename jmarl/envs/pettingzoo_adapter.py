@@ -110,6 +110,7 @@ class Parallel:
 
     def __init__(self, env: Any, name: str | None = None, *, max_steps: int | None = None, flatten: bool = False):
         self.env, self._agents = env, tuple(env.possible_agents)
+        self.fps = getattr(env, "metadata", {}).get("render_fps", 10)
         name = name or str(env)
         readers = [gymnasium_adapter.Reader(env.observation_space(a), f"{name}, {a}", flatten) for a in self._agents]
         codes = [gymnasium_adapter.action_codes(env.action_space(a), f"{name}, {a}") for a in self._agents]
@@ -159,6 +160,10 @@ class Parallel:
             [bool(terminated.get(agent, False)) for agent in self._agents],
             last,
         )
+
+    def render(self) -> Any:
+        """`[H, W, 3]`, where the environment was made with render_mode="rgb_array"."""
+        return self.env.render()
 
     def close(self) -> None:
         self.env.close()

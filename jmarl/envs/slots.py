@@ -94,13 +94,18 @@ class Slots:
     Attributes:
       spec, info: see `HostEnv`.
       example: what an environment shows, all zeros, everything legal and everybody acting.
+      pictures: a list takes what `render()` of an environment draws after each reset and step, if it has one.
+      fps: pictures in a second of real time, as the environment says.
     """
+
+    pictures: list[Any] | None = None
 
     def __init__(self, make: Callable[[], HostEnv]):
         self._make = make
         self._unused = make()
         self._slots: dict[int, _Slot] = {}
         self.spec, self.info = self._unused.spec, tuple(self._unused.info)
+        self.fps = float(getattr(self._unused, "fps", 10.0))
         n, num_actions = self.spec.num_agents, self.spec.num_actions
         sizes = np.array(self.spec.action_sizes or (num_actions,) * n)
         self._legal = None if num_actions is None else np.arange(num_actions) < sizes[:, None]
@@ -134,15 +139,13 @@ class Slots:
         if slot.clock == clock + 1 and slot.answer is not None:  # asked for once more
             return slot.answer
         if slot.clock != clock:
-            raise RuntimeError(
-                f"it is at step {slot.clock} and was asked to go on from step {clock}: an environment in Python cannot "
-                f"be taken back to a state that has gone by."
-            )
+            raise RuntimeError(gone_by(slot.clock, clock))
         slot.clock += 1
         if is_over and slot.answer is not None:
             slot.answer = slot.answer._replace(reward=np.zeros_like(slot.answer.reward))
             return slot.answer
         seen, reward, terminated, last, info = slot.env.step(action)
+        self._draw(slot.env)
         n, shown = self.spec.num_agents, self._shown(seen)
         slot.answer = Answer(
             shown,
@@ -163,7 +166,13 @@ class Slots:
                 env.close()
 
     def _begin(self, slot: _Slot) -> Shown:
-        return self._shown(slot.env.reset(int(slot.seeds.integers(2**31))))
+        seen = slot.env.reset(int(slot.seeds.integers(2**31)))
+        self._draw(slot.env)
+        return self._shown(seen)
+
+    def _draw(self, env: Any) -> None:
+        if self.pictures is not None:
+            self.pictures.append(env.render() if hasattr(env, "render") else None)
 
     def _shown(self, seen: Seen) -> Shown:
         agents = np.array(seen.agents, np.float32)  # a copy: many environments write into one array again and again
@@ -176,6 +185,14 @@ class Slots:
             if given is not None and example is not None and given.shape != example.shape:
                 raise ValueError(f"it shows {name} {given.shape}, and its spec asks for {example.shape}.")
         return shown
+
+
+def gone_by(clock: int, asked: int) -> str:
+    """What is said where a step from an earlier or later state is asked for."""
+    return (
+        f"it is at step {clock} and was asked to go on from step {asked}: an environment in Python cannot be taken "
+        f"back to a state that has gone by."
+    )
 
 
 def _for_all(value: Any, num: int, dtype: Any) -> np.ndarray:
