@@ -337,6 +337,16 @@ def reads(name: str) -> set[str]:
     )
     batch = Trajectory(steps=steps, carry=carry, next_carry=carry, weight=each(jnp.float32))
 
+    def used_by_loop(used_outputs: list[bool], loop: Any) -> Any:
+        """What a while loop reads: jax takes it to be all that it is given."""
+        num = loop.params["body_nconsts"]
+        body = loop.params["body_jaxpr"].jaxpr
+        _, is_read = partial_eval.dce_jaxpr(body, [True] * len(body.outvars))
+        of_condition = [True] * loop.params["cond_nconsts"]
+        return [*of_condition, *is_read[:num], *[True] * (len(is_read) - num)], loop
+
+    partial_eval.dce_rules.setdefault(jax.lax.while_p, used_by_loop)
+
     def used(function: Callable[..., Any], *arguments: Any) -> set[str]:
         jaxpr = jax.make_jaxpr(function)(*arguments).jaxpr
         _, is_used = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))

@@ -132,7 +132,8 @@ def test_a_game_is_drawn_move_by_move(tmp_path, capsys):
     assert len(played.frames) == played.length + 1 and played.has_ended
     pixels = [np.asarray(frame) for frame in played.frames]
     inks = [[int((x == colour).all(-1).sum()) > 500 for colour in (rendering.ALLY, rendering.ENEMY)] for x in pixels]
-    begins = int(np.argmax(env.reset(jax.random.split(jax.random.key(3), 1)[0])[1].agent_mask))
+    key = jax.random.split(jax.random.split(jax.random.key(3), 1)[0], env.spec.max_steps + 1)[0]
+    begins = int(np.argmax(env.reset(key)[1].agent_mask))
     assert inks[0] == [False, False] and inks[2] == [True, True] and inks[1][1 - begins] is False
 
 
