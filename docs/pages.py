@@ -550,6 +550,15 @@ def speed(folder: str, other: str) -> str:
     return f"{table(header, rows)}\n\nOn a CPU of {system['num_cores']} cores, {versions}."
 
 
+def rates(name: str, other: str) -> str:
+    """Environment steps per second of what a script measured in turn, medians, beside those of `other` among them."""
+    data = json.loads((RESULTS / "throughput" / f"{name}.json").read_text())
+    medians, system = data["medians"], data["system"]
+    rows = [[way.replace("_", " "), f"{x:,.0f}", f"{x / medians[other]:.1f}"] for way, x in medians.items()]
+    cores = f"On a CPU of {system['num_cores']} cores, jax {system['versions']['jax']}."
+    return f"{table(['who, and the environment', 'steps/s', 'ratio'], rows)}\n\n{cores}"
+
+
 def _median(rounds: Sequence[dict[str, float]], name: str) -> float:
     return float(np.median([x[name] for x in rounds]))
 
@@ -730,6 +739,7 @@ DIRECTIVES: dict[str, Callable[..., str]] = {
     "preset": preset,
     "results": results,
     "specs": specs,
+    "rates": rates,
     "speed": speed,
     "who-sees-what": who_sees_what,
 }
