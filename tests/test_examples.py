@@ -193,12 +193,14 @@ def test_readme_examples_run(tmp_path, monkeypatch):
         'jmarl.make("MPE_simple_spread_v3")': "jmarl.envs.matrix_game([[1.0, 0.0], [0.0, 0.5]])",
         "make_train(loop, 200)": "make_train(loop, 2)",
         "make_train(q_loop, 100)": "make_train(q_loop, 2)",
-        "num_iterations=1000": "num_iterations=2",
+        "num_iterations=200": "num_iterations=2",
+        "every=10": "every=1",
     }
     monkeypatch.chdir(tmp_path)
-    names = run_smaller("\n".join(blocks), changes)
-    assert names["metrics"]["train/return_sum"].shape == (5, 8, 2)
-    assert (tmp_path / "metrics.csv").exists()
+    # A cell of a notebook is run again and again: the second time nothing may be in its way.
+    names = run_smaller("\n".join([*blocks[:2], *blocks[1:]]), changes)
+    assert names["metrics"]["train/return_sum"].shape == (3, 2, 2)
+    assert names["history"].metrics["eval/return_sum"].shape[1] == 4 and not list(tmp_path.iterdir())
     # An environment of one's own trains, though its spec says no more than it must.
     own = jax.eval_shape(jmarl.make_train(names["own_loop"], 2), jax.random.key(0), names["cfg"])
     assert own[1]["train/return_sum"].shape == (2,)
