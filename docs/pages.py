@@ -16,6 +16,7 @@ import inspect
 import json
 import posixpath
 import re
+import unittest.mock
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -345,11 +346,11 @@ def reads(name: str) -> set[str]:
         of_condition = [True] * loop.params["cond_nconsts"]
         return [*of_condition, *is_read[:num], *[True] * (len(is_read) - num)], loop
 
-    partial_eval.dce_rules.setdefault(jax.lax.while_p, used_by_loop)
-
     def used(function: Callable[..., Any], *arguments: Any) -> set[str]:
         jaxpr = jax.make_jaxpr(function)(*arguments).jaxpr
-        _, is_used = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+        # Here alone: the rule leaves the loop as it is, so no program could be made of what is left.
+        with unittest.mock.patch.dict(partial_eval.dce_rules, {jax.lax.while_p: used_by_loop}):
+            _, is_used = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
         leaves = jax.tree_util.tree_flatten_with_path(arguments)[0]
         return {jax.tree_util.keystr(path) for (path, _), use in zip(leaves, is_used, strict=True) if use}
 

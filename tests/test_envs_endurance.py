@@ -67,6 +67,7 @@ def test_thousands_of_iterations_compile_once_and_take_no_more_memory(kind):
 
 
 PARENT = """
+import signal
 import time
 from jmarl.envs import slots, workers
 from jmarl.types import EnvSpec
@@ -84,6 +85,7 @@ class Still:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background may have none
     pool = workers.Workers(Still, 1, 60.0)
     pool.reset([0], [0])
     print(*[worker._process.pid for worker in pool._workers], flush=True)

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import typing
 
 import compiled
 import jax
@@ -121,13 +122,14 @@ def absent(*, continuous=False) -> Env:
 
 def algorithms():
     """Every algorithm there is, by name: what takes a spec and a config."""
-    not_algorithms = ("_loss", "_targets", "Config", "Targets", "scripted", "random_policy")
+    not_algorithms = ("_loss", "_targets", "_surrogate", "Config", "Targets", "scripted", "random_policy")
     return [name for name in jmarl.learners.__all__ if name[0].islower() and not name.endswith(not_algorithms)]
 
 
 def config_of(algorithm):
     """The config class that an algorithm's signature names, with small networks."""
     cls = inspect.signature(algorithm).parameters["cfg"].annotation
+    cls = next(iter(typing.get_args(cls)), cls)  # the first, where several will do
     return cls(**({"hidden_sizes": (4,)} if hasattr(cls(), "hidden_sizes") else {"embed_size": 4}))
 
 
