@@ -56,11 +56,6 @@ class Rules:
         return pay, won or not self.legal().any()
 
 
-@pytest.fixture(autouse=True)
-def _installed():
-    pytest.importorskip("pgx")
-
-
 @pytest.mark.parametrize("name", ["tic_tac_toe", "connect_four"])
 def test_games_are_those_of_the_rules_and_whoever_is_not_to_move_waits(name):
     env = jmarl.make(f"pgx:{name}")

@@ -1,6 +1,5 @@
 """Trial mode: what episodes earn, and films of them."""
 
-import importlib.util
 import re
 
 import jax
@@ -86,7 +85,6 @@ def test_a_gif_has_all_frames_and_their_time(tmp_path):
         assert pauses == [pause] * 3 + [1500] + [pause] * 3 + [1500]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("imageio_ffmpeg") is None, reason="needs the extra video")
 def test_an_mp4_lasts_as_long_as_its_episodes(tmp_path):
     import imageio_ffmpeg
 
