@@ -404,7 +404,7 @@ def test_layouts_that_do_not_fit_are_refused(change, message):
 # ------------------------------------------------------------------------------------------------- the command line
 
 
-def test_a_run_plays_with_other_numbers_on_the_command_line(tmp_path):
+def test_a_run_plays_with_other_numbers_on_the_command_line(tmp_path, capsys):
     run = tmp_path / "run"
     words = ["vdn", "--env", "MPE_simple_spread_v3", "--torso", "entities", "--entity-size", "4", "--entity-heads", "1"]
     words += ["--num-envs", "2", "--rollout-length", "26", "--warmup-steps", "52", "--num-updates", "1", "--no-gif"]
@@ -412,7 +412,10 @@ def test_a_run_plays_with_other_numbers_on_the_command_line(tmp_path):
     train.main([*words, "--eval-episodes", "0", "--absolute-episodes", "0", "--run-dir", str(run)])
     changes = ["--env-kwargs", "num_agents=2", "num_landmarks=4"]
     out = tmp_path / "two.json"
-    metrics = evaluate_run.main([str(run), "--episodes", "2", "--out", str(out), *changes])
+    film = ["--render", str(tmp_path / "two.gif")]
+    metrics = evaluate_run.main([str(run), "--episodes", "2", "--out", str(out), *film, *changes])
+    told = capsys.readouterr().out.partition("episode 1:")[2]
+    assert "agent_1" in told and "agent_2" not in told and (tmp_path / "two.gif").exists()
     assert {"eval/return/agent_0", "eval/return/agent_1"} == {
         name for name in metrics if name.startswith("eval/return/")
     }

@@ -228,6 +228,7 @@ REFUSED = [
     (("SMAX", {"map_nam": "3m"}), TypeError, "did you mean 'map_name'?"),
     (("HeuristicEnemySMAX", {"atack_mode": "closest"}), TypeError, "did you mean 'attack_mode'?"),
     (("HeuristicEnemySMAX", {"map_name": "3n"}), ValueError, "'3n' is no map of SMAX: did you mean '3m'?"),
+    (("SMAX", {"map_name": ""}), ValueError, "'' is no map of SMAX"),
     (("SMAX", {"scenario": "3n"}), ValueError, "'3n' is no map of SMAX: did you mean '3m'?"),
     (("SMAX", {"map_name": "3m", "scenario": 1}), TypeError, "SMAX takes map_name or scenario, not both"),
     (("overcooked", {"layout": "crammed_room"}), ValueError, "no layout of overcooked: did you mean 'cramped_room'?"),

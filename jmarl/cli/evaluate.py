@@ -162,7 +162,7 @@ def evaluate_run(
         drawn = rendering.render_episode(plays_in, player, state, key_episode, picture)
         print(f"{picture} shows seed {chosen}" if drawn else f"No GIF: there is no picture of {plays_in.spec.name}.")
     if film:
-        seen_in = trial.visible_env(env or read_config(run)["env"], read_config(run)["env_kwargs"], max_eval_steps)
+        seen_in = trial.visible_env(env or read_config(run)["env"], facts["env_kwargs"], max_eval_steps)
         seen_in = seen_in._replace(spec=seen_in.spec._replace(max_steps=plays_in.spec.max_steps))
         player = as_in_training(learner, key_gif) if exploring else learner
         played = trial.play(seen_in, player, state, key_gif, trials)

@@ -18,6 +18,7 @@ from jmarl.envs.predator_prey import PredatorPrey
 from jmarl.types import Env, Learner, TrainState
 
 SIZE = 320  # pixels of the picture's side
+HOLD_MS = 1500  # of an episode's last picture
 SCALE = 3  # drawn larger and reduced: smooth edges
 Number = float | int | np.number
 INK, PAPER = (40, 40, 40), (255, 255, 255)
@@ -42,10 +43,14 @@ def render_episode(
         return None
     states, rewards, _ = record_episode(env, learner, state, key, max_steps)
     frames, milliseconds = draw(env.unwrapped, states, rewards)
-    durations = [milliseconds] * (len(frames) - 1) + [1500]
-    frames = [frame.quantize(64, dither=Image.Dither.NONE) for frame in frames]
-    frames[0].save(path, save_all=True, append_images=frames[1:], duration=durations, loop=0, optimize=True)
+    save_gif(frames, [milliseconds] * (len(frames) - 1) + [HOLD_MS], path)
     return Path(path)
+
+
+def save_gif(frames: list[Image.Image], durations: list[Any], path: str | Path) -> None:
+    """Pictures, each shown for so many milliseconds, again and again."""
+    small = [frame.quantize(64, dither=Image.Dither.NONE) for frame in frames]
+    small[0].save(path, save_all=True, append_images=small[1:], duration=durations, loop=0, optimize=True)
 
 
 def has_picture(env: Env) -> bool:

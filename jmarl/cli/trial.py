@@ -23,7 +23,6 @@ INSTALL = 'pip install "jmarl[video]"'
 SUFFIXES = (".gif", ".mp4")
 _MOST_STEPS = 1_000  # of an episode that has no limit
 _OF_VECTORS = ("vector", "workers", "timeout_s")  # options that say how many environments are stepped side by side
-_HOLD_MS = 1500  # of an episode's last picture
 
 
 class Trial(NamedTuple):
@@ -90,16 +89,11 @@ def save(trials: list[Trial], path: Path, fps: float | None = None) -> None:
             whole = Image.new("RGB", (width + width % 2, height + height % 2), rendering.PAPER)  # MP4 wants even sides
             whole.paste(frame, (0, 0))
             frames.append(whole)
-        durations += [pause] * (len(trial.frames) - 1) + [_HOLD_MS]
+        durations += [pause] * (len(trial.frames) - 1) + [rendering.HOLD_MS]
     if path.suffix == ".mp4":
         _save_mp4(frames, durations, path, 1000 / pause)
     else:
-        _save_gif(frames, durations, path)
-
-
-def _save_gif(frames: list[Image.Image], durations: list[Any], path: Path) -> None:
-    small = [frame.quantize(64, dither=Image.Dither.NONE) for frame in frames]
-    small[0].save(path, save_all=True, append_images=small[1:], duration=durations, loop=0, optimize=True)
+        rendering.save_gif(frames, durations, path)
 
 
 def _save_mp4(frames: list[Image.Image], durations: list[Any], path: Path, fps: float) -> None:

@@ -11,6 +11,7 @@ Python go on from where they are and nowhere else: a checkpoint does not hold th
 episodes anew.
 """
 
+import abc
 import contextlib
 import logging
 import threading
@@ -89,7 +90,7 @@ def from_host(
     return from_pool(pool, agent_ids=agent_ids, time_limit=time_limit)
 
 
-class Pool:
+class Pool(abc.ABC):
     """All environments of one kind, by number: what a compiled program calls, one question at a time.
 
     Attributes:
@@ -110,17 +111,17 @@ class Pool:
     def __init__(self) -> None:
         self._lock = threading.RLock()  # several devices may ask at once
 
+    @abc.abstractmethod
     def reset(self, seed: Any) -> Any:
         """New episodes of as many environments as there are seeds: their numbers, and what they show."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def step(self, number: Any, clock: Any, is_over: Any, action: Any) -> Any:
         """The fields of an `Answer` of all that are asked; those whose episodes are over answer as before."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def release(self, number: Any) -> None:
         """Gives environments back, for others to play in."""
-        raise NotImplementedError
 
     @contextlib.contextmanager
     def one_at_a_time(self) -> Iterator[None]:

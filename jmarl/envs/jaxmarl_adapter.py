@@ -506,7 +506,7 @@ def _resolve_names(name: str, options: dict[str, Any]) -> None:
 
         if "map_name" in options and "scenario" in options:
             raise TypeError(f"{name} takes map_name or scenario, not both.")
-        given = options.pop("map_name", None) or options.pop("scenario", None)
+        given = options.pop("map_name") if "map_name" in options else options["scenario"]
         options["scenario"] = _look_up("map of SMAX", given, MAP_NAME_TO_SCENARIO)
     if "layout" in options:
         from jaxmarl.environments import overcooked_layouts, overcooked_v2_layouts
