@@ -100,8 +100,9 @@ class NetworkConfig(Replaceable):
     """Torsos, memory and parameter sharing."""
 
     recurrent: bool = static(False)  # networks with a memory, trained on sequences
-    cell: Literal["gru", "lstm"] = static("gru")  # of recurrent networks
+    cell: Literal["gru", "lstm", "attention"] = static("gru")  # of recurrent networks
     cell_size: int = static(64)  # width of the recurrent state
+    cell_window: int = static(16)  # steps that a cell of attention looks back; rollouts record as many, at every step
     hidden_sizes: tuple[int, ...] = static((64, 64))  # layers before the outputs; before the cell if recurrent
     head_sizes: tuple[int, ...] = static(())  # layers between cell (or torso) and outputs
     activation: Activation = static("relu")  # after each layer

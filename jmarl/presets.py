@@ -331,7 +331,7 @@ def actor_critic(algorithm: str, env: str) -> Preset:
         if not is_soft:
             config = config.replace(noise_start=0.6, noise_end=0.2, noise_steps=500_000)
         replay = Replay(batch_size=256, num_updates=8, warmup_steps=5000)
-        kwargs = {"action_type": "Continuous"}
+        kwargs = {} if "facmac" in env else {"action_type": "Continuous"}  # its hunters have no others
         return Preset(env, config, kwargs, num_envs=32, rollout_length=26, total_steps=1_000_000, replay=replay)
     if "SMAX" in env:
         config = config.replace(learning_rate_schedule="linear", gamma=0.99, random_steps=5000, hidden_sizes=(128, 128))

@@ -1,10 +1,11 @@
 """Networks: torsos, recurrent cells, parameter sharing, and heads that turn outputs into distributions."""
 
-from jmarl.networks import actor_critic, attention, entities, heads, mixers, transformer
+from jmarl.networks import actor_critic, attention, entities, heads, mixers, transformer, window
 from jmarl.networks.initializers import INITIALIZERS, orthogonal
 from jmarl.networks.recurrent import CELLS, GRU, LSTM, gru_scan
 from jmarl.networks.sharing import SHARING, ensemble, network, one_step, per_agent, per_group, share, shared
 from jmarl.networks.torsos import ACTIVATIONS, CNN, MLP, Dueling, Model, Output
+from jmarl.networks.window import WindowAttention
 
 __all__ = [
     "ACTIVATIONS",
@@ -18,6 +19,7 @@ __all__ = [
     "Dueling",
     "Model",
     "Output",
+    "WindowAttention",
     "actor_critic",
     "attention",
     "ensemble",
@@ -33,4 +35,5 @@ __all__ = [
     "share",
     "shared",
     "transformer",
+    "window",
 ]

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array
 
 from jmarl import configs
-from jmarl.networks import entities, heads
+from jmarl.networks import entities, heads, window
 from jmarl.networks.sharing import groups_of, network, one_step, share
 from jmarl.networks.torsos import Attended, Joined, Model, Output
 from jmarl.types import EnvSpec, Network, Observation, Policy
@@ -52,6 +52,7 @@ def from_config(cfg: configs.NetworkConfig, spec: EnvSpec | None = None) -> tupl
         hidden_sizes=cfg.hidden_sizes,
         cell=cfg.cell if cfg.recurrent else None,
         cell_size=cfg.cell_size,
+        cell_options=_cell_options(cfg),
         **common,
     )
     common["hidden_sizes"] = cfg.head_sizes
@@ -66,6 +67,20 @@ def from_config(cfg: configs.NetworkConfig, spec: EnvSpec | None = None) -> tupl
     torso = entities.EntityTorso(layout, cfg.entity_size, cfg.entity_heads, cfg.entity_blocks, cfg.kernel_init)
     common.update(targets=entities.target_actions(layout), num_actions=spec.num_actions)
     return functools.partial(model, entities=torso), functools.partial(entities.EntityOutput, **common)
+
+
+def _cell_options(cfg: configs.NetworkConfig) -> dict[str, Any]:
+    """What a cell of attention has besides its size, which its heads share."""
+    if not cfg.recurrent or cfg.cell != "attention":
+        return {}
+    if cfg.cell_size % window.NUM_HEADS:
+        raise ValueError(
+            f"cell_size={cfg.cell_size} must be a multiple of {window.NUM_HEADS} with cell='attention', since as many "
+            f"heads share it equally: choose {-(-cfg.cell_size // window.NUM_HEADS) * window.NUM_HEADS}."
+        )
+    if cfg.cell_window < 1:
+        raise ValueError(f"cell_window={cfg.cell_window} must be at least 1: one step back.")
+    return {"window": cfg.cell_window}
 
 
 def policy_output(

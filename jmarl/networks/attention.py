@@ -42,19 +42,28 @@ class Attention(nn.Module):
         x: Float[Array, "R K E"],
         found: tuple[Float[Array, "R N E"], Float[Array, "R N E"]],
         is_seen: Bool[Array, "#R K N"],
+        bias: Float[Array, "H K N"] | float = 0.0,
     ) -> Float[Array, "R K E"]:
-        """From each row of `x` to those keys and values that it sees, of which there must be one."""
+        """From each row of `x` to those keys and values that it sees, of which there must be one.
+
+        `bias` is added to the scores of each head, as it may depend on who looks where.
+        """
         query, key, value = (y.reshape(*y.shape[:2], self.num_heads, -1) for y in (self.query(x), *found))
         scores = jnp.einsum("rkhd,rnhd->rhkn", query, key) / math.sqrt(self.size // self.num_heads)
+        scores = scores + bias
         lowest = jnp.asarray(jnp.finfo(scores.dtype).min, scores.dtype)
         weights = jax.nn.softmax(jnp.where(is_seen[:, None], scores, lowest), axis=-1)
         return self.out(jnp.einsum("rhkn,rnhd->rkhd", weights, value).reshape(x.shape))
 
     def __call__(
-        self, x: Float[Array, "R K E"], source: Float[Array, "R N E"], is_seen: Bool[Array, "#R K N"]
+        self,
+        x: Float[Array, "R K E"],
+        source: Float[Array, "R N E"],
+        is_seen: Bool[Array, "#R K N"],
+        bias: Float[Array, "H K N"] | float = 0.0,
     ) -> Float[Array, "R K E"]:
         """From each row of `x` to those of `source` that it sees."""
-        return self.attend(x, self.keys_and_values(source), is_seen)
+        return self.attend(x, self.keys_and_values(source), is_seen, bias)
 
 
 class EncoderBlock(nn.Module):

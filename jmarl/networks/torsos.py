@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
+from flax.core import FrozenDict
 from jaxtyping import Array, Float
 
 from jmarl.networks.initializers import INITIALIZERS
@@ -198,8 +199,9 @@ class Model(nn.Module):
     Attributes:
       hidden_sizes: dense layers before the cell; after a CNN if `is_image`.
       outputs: what follows the torso.
-      cell: None, "gru" or "lstm".
-      cell_size: width of the cell's state.
+      cell: None, or one of `networks.CELLS`: "gru", "lstm" or "attention".
+      cell_size: width of what leaves the cell.
+      cell_options: what else the cell is made with, such as the `window` of attention.
       entities: None, or what reads vectors as entities before the dense layers, `[R, F] -> Attended`, such as
         `networks.entities.EntityTorso`. Outputs read `Attended` then, with the agent's own part as it leaves the cell.
       num_late: the first so many features pass by torso and cell and join what the outputs read: actions, in critics
@@ -210,6 +212,7 @@ class Model(nn.Module):
     outputs: Sequence[nn.Module]
     cell: str | None = None
     cell_size: int = 128
+    cell_options: Any = FrozenDict()
     activation: str = "tanh"
     layer_norm: bool = False
     kernel_init: str = "orthogonal"
@@ -247,7 +250,7 @@ class Model(nn.Module):
         length, *batch_shape = leading
         first = jnp.broadcast_to(first.reshape(first.shape + (1,) * (len(leading) - 2)), leading)
         rows = jax.tree.map(lambda c: c.reshape(-1, c.shape[-1]), carry)
-        cell = CELLS[str(self.cell)](self.cell_size, name=self.cell)
+        cell = CELLS[str(self.cell)](self.cell_size, **self.cell_options, name=self.cell)
         rows, x = cell(rows, x.reshape(length, -1, x.shape[-1]), first.reshape(length, -1))
         carry = jax.tree.map(lambda c: c.reshape(*batch_shape, c.shape[-1]), rows)
         return carry, x.reshape(-1, x.shape[-1])
