@@ -125,7 +125,11 @@ def test_retention_is_that_of_a_loop_whatever_the_chunks(is_causal, starts, seed
     query, key, value = rng.normal(size=(3, 6, 2, 3, 2, 2))
     state, decay = rng.normal(size=(2, 2, 2, 2)), np.array([0.3, slowest])
     expected = retained(query, key, value, state, first, decay, is_causal)
-    arrays = *[jnp.asarray(x, jnp.float32) for x in (query, key, value, state)], jnp.asarray(first), jnp.asarray(decay, jnp.float32)
+    arrays = (
+        *[jnp.asarray(x, jnp.float32) for x in (query, key, value, state)],
+        jnp.asarray(first),
+        jnp.asarray(decay, jnp.float32),
+    )
     for chunk in (1, 3, 6, None):
         for x, y in zip(RETAIN[chunk, is_causal](*arrays), expected, strict=True):
             np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)

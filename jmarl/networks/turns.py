@@ -33,10 +33,12 @@ def features(spec: EnvSpec, action: Action) -> Float[Array, "*batch N F"]:
     low, high = (bound.astype(np.float32) for bound in action_bounds(spec))
     sizes = np.asarray(spec.action_sizes or (spec.action_size,) * spec.num_agents)
     is_real = np.arange(low.shape[1]) < sizes[:, None]
-    leading = (1,) * (action.ndim - 2)
     centre, half = (low + high) / 2, np.where(is_real, (high - low) / 2, 1.0).astype(np.float32)
-    is_real, centre, half = (x.reshape(*leading, *x.shape) for x in (is_real, centre, half))
-    return jnp.where(is_real, (action - centre) / half, 0.0)
+
+    def for_all(x: np.ndarray) -> np.ndarray:  # axes are added by hand, where jax is strict about ranks
+        return x.reshape(*[1] * (action.ndim - 2), *x.shape)
+
+    return jnp.where(for_all(is_real), (action - for_all(centre)) / for_all(half), 0.0)
 
 
 def previous(done: Float[Array, "R K F"]) -> Float[Array, "R K F1"]:
