@@ -172,8 +172,8 @@ def require_heads(num_heads: int, embed_size: int, *, smallest: int = 1) -> None
         )
     if embed_size // num_heads < smallest:
         raise ValueError(
-            f"num_heads={num_heads} leaves each head {embed_size // num_heads} of embed_size={embed_size} features, and "
-            f"it needs {smallest}: choose another of the two."
+            f"num_heads={num_heads} leaves each head {embed_size // num_heads} of embed_size={embed_size} features, "
+            f"and it needs {smallest}: choose another of the two."
         )
 
 

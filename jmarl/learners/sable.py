@@ -5,8 +5,8 @@ the actions chosen so far. All of it is one policy of the team, which PPO learns
 
     π(a_t | o_{≤t}, a_{<t}) = Π_i π_i(a_{t,i} | o_{≤t}, a_{t,1}, .., a_{t,i-1}, a_{<t}).
 
-What the team remembers is a matrix for each head, S_t = κ S_{t-1} + Σ_n k_{t,n} v_{t,n}ᵀ, of the same size for any number
-of agents and steps: so acting takes as long late in an episode as at its start, and learning reads whole sequences in
+What the team remembers is a matrix for each head, S_t = κ S_{t-1} + Σ_n k_{t,n} v_{t,n}ᵀ, of the same size for any
+number of agents and steps: so acting takes as long late in an episode as at its start, and learning reads whole sequences in
 products. See `jmarl.networks.retention` and `jmarl.networks.retentive`.
 
 Unlike the authors' code (github.com/instadeepai/Mava):
@@ -14,12 +14,12 @@ Unlike the authors' code (github.com/instadeepai/Mava):
     remembered like all others;
   - each head is normalised over its features, as in the paper of retention, where theirs are cut into as many groups as
     there are heads once more; scores are divided by √d; weights are orthogonal, where theirs start small;
-  - layers behind retention are one hidden layer of GELU, where theirs are SwiGLU, and outputs read features that are not
-    normalised, nor are views before the first layer, which would erase views of one number;
-  - the code of the time is of the step in its episode, counted in the carry; without memory there is none;
+  - layers behind retention are one hidden layer of GELU, where theirs are SwiGLU, and outputs read features that are
+    not normalised, nor are views before the first layer, which would erase views of one number;
+  - the code of the time is of the step in its episode, which the carry counts; without memory it is that of step 0;
   - the first turn is told by a feature for continuous actions, too, which enter the decoder scaled to their bounds, and
     whose Gaussian has jmarl's standard deviation;
-  - the last dimension of a rollout is cut into chunks by its size (`retention.CHUNK_ROWS`), and agents are never.
+  - sequences are cut into chunks of so many steps as make `retention.CHUNK_ROWS` rows; agents of a step are never cut.
 
 References:
   Mahjoub et al., 2024, Sable: a Performant, Efficient and Scalable Sequence Model for MARL
