@@ -6,8 +6,8 @@ the actions chosen so far. All of it is one policy of the team, which PPO learns
     π(a_t | o_{≤t}, a_{<t}) = Π_i π_i(a_{t,i} | o_{≤t}, a_{t,1}, .., a_{t,i-1}, a_{<t}).
 
 What the team remembers is a matrix for each head, S_t = κ S_{t-1} + Σ_n k_{t,n} v_{t,n}ᵀ, of the same size for any
-number of agents and steps: so acting takes as long late in an episode as at its start, and learning reads whole sequences in
-products. See `jmarl.networks.retention` and `jmarl.networks.retentive`.
+number of agents and steps: so acting takes as long late in an episode as at its start, and learning reads whole
+sequences in products. See `jmarl.networks.retention` and `jmarl.networks.retentive`.
 
 Unlike the authors' code (github.com/instadeepai/Mava):
   - nothing of an agent that does not act is remembered, and it takes its turn after those that act, where theirs is
