@@ -49,6 +49,7 @@ FAMILIES = (
     Family("ppo", "PPO and A2C", ("ppo",), ("ippo", "mappo", "ia2c", "maa2c")),
     Family("happo", "HAPPO, HAA2C and HATRPO", ("happo", "hatrpo"), ("happo", "haa2c", "hatrpo")),
     Family("mat", "MAT", ("mat",), ("mat",)),
+    Family("sable", "Sable", ("sable",), ("sable",)),
     Family("vdac", "VDAC", ("vdac",), ("vdac_sum", "vdac_mix")),
     Family("coma", "COMA", ("coma",), ("coma",)),
     Family("q_learning", "IQL, VDN and QMIX", ("q_learning",), ("iql", "vdn", "qmix")),
@@ -74,6 +75,7 @@ VALUES = {
     "haa2c": "V of the state",
     "hatrpo": "V of the state",
     "mat": "V of all views, by attention between the agents",
+    "sable": "V of all views, of this step and before, by retention",
     "vdac_sum": "V_tot, the sum of each agent's V of its view",
     "vdac_mix": "V_tot, each agent's V of its view, mixed by the state",
     "coma": "Q of the state, the agent's view and the others' actions",
@@ -388,7 +390,7 @@ def who_sees_what(*names: str) -> str:
         )
         if name == "random":
             counts = EMPTY
-        actor = "all views, and actions chosen before its own" if name == "mat" else "the agent's view"
+        actor = "all views, and actions chosen before its own" if name in ("mat", "sable") else "the agent's view"
         if name == "random":
             actor = "nothing but the mask"
         rows.append([_link(name), actor, VALUES[name], known.reward, counts])

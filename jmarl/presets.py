@@ -29,6 +29,7 @@ from jmarl.learners import (
     QPLEXConfig,
     QTRANConfig,
     RandomConfig,
+    SableConfig,
     SACConfig,
     TD3Config,
     VDACConfig,
@@ -372,9 +373,9 @@ def one_after_the_other(algorithm: str, preset: Preset) -> Preset:
     return _of_class(preset, cls, apart=("sharing", "critic_view", "num_minibatches"))
 
 
-def transformer(preset: Preset) -> Preset:
-    """MAT: a preset of MAPPO, as far as it is not of networks."""
-    return _of_class(preset, MATConfig)
+def transformer(algorithm: str, preset: Preset) -> Preset:
+    """MAT and Sable: a preset of MAPPO, as far as it is not of networks."""
+    return _of_class(preset, {"mat": MATConfig, "sable": SableConfig}[algorithm], apart=("recurrent",))
 
 
 def _of_class(preset: Preset, cls: Any, apart: tuple[str, ...] = ()) -> Preset:
@@ -405,8 +406,8 @@ def for_environment(algorithm: str, env: str, name: str = "default") -> Preset:
         return one_step(for_environment(of_ppo, env), config_class)
     if algorithm in ("happo", "haa2c", "hatrpo"):
         return one_after_the_other(algorithm, for_environment("mappo", env))
-    if algorithm == "mat":
-        return transformer(for_environment("mappo", env))
+    if algorithm in ("mat", "sable"):
+        return transformer(algorithm, for_environment("mappo", env))
     if algorithm == "random":
         return for_environment("ippo", env)._replace(config=RandomConfig(), total_steps=100_000)
     if env.startswith("MPE_"):

@@ -17,6 +17,7 @@ CASES = {
     "mappo": jmarl.PPOConfig(**SMALL, **MEMORY, normalize_value=True, learning_rate_schedule="linear"),
     "happo": jmarl.HAPPOConfig(**SMALL, **MEMORY, normalize_value=True),
     "mat": jmarl.MATConfig(embed_size=4, order="random"),
+    "sable": jmarl.SableConfig(embed_size=4, num_heads=2, num_minibatches=2),
     "vdac_mix": jmarl.VDACMixConfig(**SMALL),
     "coma": jmarl.COMAConfig(**SMALL, critic_sizes=(4,)),
     "pqn_vdn": jmarl.PQNConfig(**SMALL, **MEMORY, cell="lstm", num_minibatches=2),
@@ -36,7 +37,7 @@ CASES = {
 def loop_of(name):
     algorithm = getattr(jmarl, name)
     env = CONTINUOUS if name in ("matd3", "isac", "facmac") else DISCRETE
-    if name in ("ippo", "mappo", "happo", "mat", "vdac_mix", "coma", "pqn_vdn", "random_policy"):
+    if name in ("ippo", "mappo", "happo", "mat", "sable", "vdac_mix", "coma", "pqn_vdn", "random_policy"):
         return jmarl.on_policy(env, algorithm, num_envs=4, rollout_length=4)
     replay = jmarl.buffers.prioritized(32, 4, 3 if name in ("qmix", "qplex") else 1)
     return jmarl.off_policy(env, algorithm, buffer=replay, num_envs=4, rollout_length=4, warmup_steps=16)

@@ -50,6 +50,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "haa2c": jmarl.haa2c,
     "hatrpo": jmarl.hatrpo,
     "mat": jmarl.mat,
+    "sable": jmarl.sable,
     "vdac_sum": jmarl.vdac_sum,
     "vdac_mix": jmarl.vdac_mix,
     "random": jmarl.random_policy,

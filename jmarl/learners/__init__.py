@@ -59,6 +59,7 @@ from jmarl.learners.pqn import (
 from jmarl.learners.q_learning import QConfig, QMIXConfig, QNets, VDNConfig, iql, q_loss, qmix, values_and_targets, vdn
 from jmarl.learners.qplex import QPLEXConfig, qplex
 from jmarl.learners.qtran import QTRANConfig, QTRANNets, qtran, qtran_loss
+from jmarl.learners.sable import SableConfig, sable
 from jmarl.learners.sac import SACConfig, isac, masac, sac_actor_loss, sac_alpha_loss, sac_targets
 from jmarl.learners.vdac import VDACConfig, VDACMixConfig, vdac_mix, vdac_sum
 from jmarl.learners.wqmix import WQMIXConfig, WQMIXNets, cw_qmix, ow_qmix, wqmix_loss
@@ -90,6 +91,7 @@ __all__ = [
     "QTRANNets",
     "RandomConfig",
     "SACConfig",
+    "SableConfig",
     "TD3Config",
     "VDACConfig",
     "VDACMixConfig",
@@ -142,6 +144,7 @@ __all__ = [
     "qtran",
     "qtran_loss",
     "random_policy",
+    "sable",
     "sac_actor_loss",
     "sac_alpha_loss",
     "sac_targets",

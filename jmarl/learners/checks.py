@@ -14,7 +14,7 @@ import numpy as np
 from jmarl import configs
 from jmarl.types import Config, Env, EnvSpec
 
-__all__ = ["require", "require_discrete", "validate"]
+__all__ = ["require", "require_discrete", "require_heads", "validate"]
 
 _LARGEST = 2**31 - 1
 _ARRAYS = ("target_entropy",)  # leaves that may hold a number for each agent
@@ -132,6 +132,7 @@ def _validate_ranges(cfg: Config) -> None:
         "epsilon_end",
         "standardize_beta",
         "value_norm_beta",
+        "decay_scale",
     )
     rates = ("learning_rate", "learning_rate_end", "critic_learning_rate", "alpha_learning_rate", "adam_eps")
     coefficients = ("ent_coef", "ent_coef_end", "vf_coef", "logit_coef", "central_loss_coef", "target_kl")
@@ -160,6 +161,20 @@ def require(cfg: Config, names: tuple[str, ...], is_right: Callable[[Any], bool]
         value = getattr(cfg, name, None)
         if configs.is_number(value) and not is_right(value):
             raise ValueError(f"{name}={value} must {rule}.")
+
+
+def require_heads(num_heads: int, embed_size: int, *, smallest: int = 1) -> None:
+    """Refuses heads that do not share a width equally, or of fewer features than `smallest`."""
+    if embed_size % num_heads:
+        raise ValueError(
+            f"num_heads={num_heads} must divide embed_size={embed_size}, since heads share it equally: choose another "
+            f"of the two."
+        )
+    if embed_size // num_heads < smallest:
+        raise ValueError(
+            f"num_heads={num_heads} leaves each head {embed_size // num_heads} of embed_size={embed_size} features, "
+            f"and it needs {smallest}: choose another of the two."
+        )
 
 
 def require_discrete(spec: EnvSpec, what: str) -> None:

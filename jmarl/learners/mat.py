@@ -68,11 +68,7 @@ def mat(spec: EnvSpec, cfg: MATConfig, nets: Policy | None = None, *, targets=pp
     (8, 8)
     """
     checks.validate(cfg, MATConfig, spec)
-    if cfg.embed_size % cfg.num_heads:
-        raise ValueError(
-            f"num_heads={cfg.num_heads} must divide embed_size={cfg.embed_size}, since heads share it equally: choose "
-            f"another of the two."
-        )
+    checks.require_heads(cfg.num_heads, cfg.embed_size)
     nets = parts.choose_nets(nets, default_policy, spec, cfg)
     optimizer = optim.optimizer(ppo.schedules(cfg)[0], eps=cfg.adam_eps, max_grad_norm=cfg.max_grad_norm)
     return parts.for_team(ppo.of_policy(nets, cfg, optimizer, targets=targets, loss=loss), cfg.team_reward)

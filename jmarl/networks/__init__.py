@@ -1,6 +1,6 @@
 """Networks: torsos, recurrent cells, parameter sharing, and heads that turn outputs into distributions."""
 
-from jmarl.networks import actor_critic, attention, entities, heads, mixers, transformer, window
+from jmarl.networks import actor_critic, attention, entities, heads, mixers, retention, retentive, transformer, window
 from jmarl.networks.initializers import INITIALIZERS, orthogonal
 from jmarl.networks.recurrent import CELLS, GRU, LSTM, gru_scan
 from jmarl.networks.sharing import SHARING, ensemble, network, one_step, per_agent, per_group, share, shared
@@ -32,6 +32,8 @@ __all__ = [
     "orthogonal",
     "per_agent",
     "per_group",
+    "retention",
+    "retentive",
     "share",
     "shared",
     "transformer",

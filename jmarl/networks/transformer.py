@@ -24,11 +24,9 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
-from jmarl import losses
-from jmarl.networks.actor_critic import action_bounds
+from jmarl.networks import turns
 from jmarl.networks.attention import Attention, EncoderBlock
 from jmarl.networks.initializers import draw_at_once
 from jmarl.networks.torsos import CNN, MLP, Output
@@ -155,7 +153,7 @@ def autoregressive(
     def init(key):
         obs = zero_observation(spec, (1,))
         action = jnp.zeros((1, num_agents) if spec.is_discrete else (1, num_agents, spec.action_size))
-        previous = _previous(_features(spec, action.astype(jnp.int32) if spec.is_discrete else action))
+        previous = turns.previous(turns.features(spec, action.astype(jnp.int32) if spec.is_discrete else action))
         return draw_at_once(model.init(key, obs.agents, _is_seen(spec, obs), previous)["params"], key)
 
     def init_carry(batch_shape):
@@ -163,58 +161,33 @@ def autoregressive(
 
     def encode(params, obs):
         z, value = apply(params, obs.agents, _is_seen(spec, obs), method="encode")
-        if spec.always_act:
-            return z, value
-        has_own = obs.agent_mask | ~obs.agent_mask.any(-1, keepdims=True)  # its own, too, where nobody acts
-        return z, jnp.where(has_own, value, losses.masked_mean(value, has_own, axis=-1)[:, None])
+        return z, turns.values(spec, obs.agent_mask, value)
 
-    def turns(obs, carry):
-        """The agent of each turn `[R, N]`, those that act first; None if that is the order of the axis."""
+    def order_of(obs, carry):
+        """None if that is the order of the axis."""
         if spec.always_act and not is_random:
             return None
-        rank = carry if is_random else jnp.zeros(obs.agent_mask.shape, jnp.float32)
-        return jnp.argsort(jnp.where(obs.agent_mask, rank, 2.0), axis=-1, stable=True)
+        return turns.order_of(obs.agent_mask, carry if is_random else None)
 
     def play(params, obs, order, choose):
         """One action after the other; `choose` takes one from a distribution. Actions, outputs, values of agents."""
         z, value = encode(params, obs)
-        num_rows = z.shape[0]
-        who = jnp.broadcast_to(jnp.arange(num_agents), (num_rows, num_agents)) if order is None else order
-        memory = empty_memory(model, z)
-
-        def turn(state, x):
-            memory, previous = state
-            place, z, who = x
-            memory, output = apply(params, memory, previous, z, place, method="decode")
-            # As if each agent were the one whose turn it is: distributions know agents by their place.
-            everyone = jax.tree.map(lambda y: jnp.broadcast_to(y, (num_rows, num_agents, y.shape[-1])), output)
-            actions = choose(distribution(everyone, obs.action_mask))
-            features = _features(spec, actions).astype(z.dtype)
-            features = jnp.concatenate([jnp.zeros_like(features[..., :1]), features], axis=-1)
-            action, done = (jnp.take_along_axis(y, _index(who, y), axis=1)[:, :1] for y in (actions, features))
-            return (memory, done), (action, output)
-
-        start = _previous(jnp.zeros((num_rows, 1, _num_features(spec)), z.dtype))
-        xs = jnp.arange(num_agents), jnp.moveaxis(_in_turn(z, order), 1, 0)[:, :, None], who.T[..., None]
-        _, played = jax.lax.scan(turn, (memory, start), xs)
-        action, output = jax.tree.map(lambda y: _by_agent(jnp.moveaxis(y[:, :, 0], 0, 1), order), played)
+        decode = functools.partial(apply, params, method="decode")
+        _, action, output = turns.play(spec, decode, empty_memory(model, z), z, obs, order, distribution, choose)
         return action, output, value
 
     def sample(params, carry, obs, first, key):
         key_noise, key_order = jax.random.split(key)
-        draw = jax.random.gumbel if spec.is_discrete else jax.random.normal
-        noise = draw(key_noise, (len(first), num_agents, _num_features(spec)), jnp.float32)
-        order = turns(obs, carry)
-        action, output, value = play(params, obs, order, lambda pi: pi.from_noise(noise)[0])
+        choose = turns.exploring(spec, len(first), key_noise)
+        action, output, value = play(params, obs, order_of(obs, carry), choose)
         # Of the action as it is stored, in the same way as in the update: so that finds a ratio of 1 at first.
         log_prob = distribution(output, obs.action_mask).log_prob(action)
         carry = jax.random.uniform(key_order, carry.shape, jnp.float32) if is_random else carry
         return carry, action, {"log_prob": log_prob, "value": value}
 
     def mode(params, carry, obs, first):
-        action, _, _ = play(
-            params, obs, turns(obs, jnp.zeros_like(carry) if is_random else carry), lambda pi: pi.mode()
-        )
+        rank = jnp.zeros_like(carry) if is_random else carry
+        action, _, _ = play(params, obs, order_of(obs, rank), lambda pi: pi.mode())
         return carry, action
 
     def evaluate(params, carry, obs, first, action):
@@ -224,12 +197,12 @@ def autoregressive(
                 f"or choose order='fixed'."
             )
         rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), obs)
-        features = _features(spec, action.reshape(-1, *action.shape[2:]))
-        order = turns(rows, carry)
+        done = turns.features(spec, action.reshape(-1, *action.shape[2:]))
+        order = order_of(rows, carry)
         z, value = encode(params, rows)
-        previous, memory = _previous(_in_turn(features, order)), empty_memory(model, z)
-        _, output = apply(params, memory, previous, _in_turn(z, order), 0, method="decode")
-        output = jax.tree.map(lambda y: _by_agent(y, order).reshape(*first.shape, num_agents, -1), output)
+        previous, memory = turns.previous(turns.in_turn(done, order)), empty_memory(model, z)
+        _, output = apply(params, memory, previous, turns.in_turn(z, order), 0, method="decode")
+        output = jax.tree.map(lambda y: turns.by_agent(y, order).reshape(*first.shape, num_agents, -1), output)
         pi = distribution(output, obs.action_mask)
         return pi.log_prob(action), pi.entropy(), value.reshape(*first.shape, num_agents)
 
@@ -240,39 +213,3 @@ def _is_seen(spec: EnvSpec, obs: Observation) -> Bool[Array, "R N N"]:
     """Who attends to whom: all to those that act, and each to itself."""
     itself = jnp.eye(spec.num_agents, dtype=bool)[None]
     return jnp.ones_like(itself) if spec.always_act else obs.agent_mask[:, None, :] | itself
-
-
-def _num_features(spec: EnvSpec) -> int:
-    return (spec.num_actions if spec.is_discrete else spec.action_size) or 0
-
-
-def _features(spec: EnvSpec, action: Array) -> Float[Array, "R N F"]:
-    """Of actions: one-hot, or scaled so that -1 and 1 are the bounds, with nothing in place of padding."""
-    if spec.is_discrete:
-        return jax.nn.one_hot(action, _num_features(spec), dtype=jnp.float32)
-    low, high = (bound.astype(np.float32) for bound in action_bounds(spec))
-    sizes = np.asarray(spec.action_sizes or (spec.action_size,) * spec.num_agents)
-    is_real = np.arange(low.shape[1]) < sizes[:, None]
-    centre, half = (low + high) / 2, np.where(is_real, (high - low) / 2, 1.0).astype(np.float32)
-    return jnp.where(is_real[None], (action - centre[None]) / half[None], 0.0)
-
-
-def _previous(features: Float[Array, "R K F"]) -> Float[Array, "R K F1"]:
-    """What was done in the turn before each, behind a feature that is 1 in the first turn, before which nothing was."""
-    is_first = jnp.zeros_like(features[..., :1]).at[:, 0].set(1.0)
-    before = jnp.concatenate([jnp.zeros_like(features[:, :1]), features[:, :-1]], axis=1)
-    return jnp.concatenate([is_first, before], axis=-1)
-
-
-def _index(order: Int[Array, "R K"], x: Array) -> Array:
-    return order.reshape(*order.shape, *[1] * (x.ndim - 2))
-
-
-def _in_turn(x: Array, order: Int[Array, "R N"] | None) -> Array:
-    """`x[r, order[r]]`, from the order of agents to that of turns."""
-    return x if order is None else jnp.take_along_axis(x, _index(order, x), axis=1)
-
-
-def _by_agent(x: Array, order: Int[Array, "R N"] | None) -> Array:
-    """The inverse of `_in_turn`."""
-    return x if order is None else _in_turn(x, jnp.argsort(order, axis=-1))
