@@ -93,6 +93,7 @@ def test_command_line_defaults_are_the_preset(algorithm, env):
 @pytest.mark.parametrize("algorithm", own.ALGORITHMS)
 def test_presets_fit_together(algorithm, env):
     preset = presets.for_environment(algorithm, env)
+    assert isinstance(own.default_config(algorithm), type(preset.config))  # what reads a run back knows all its fields
     assert presets.task(env).items() <= preset.env_kwargs.items()  # all learn the same task
     assert preset.num_envs * preset.rollout_length % getattr(preset.config, "num_minibatches", 1) == 0
     if preset.replay is not None:

@@ -44,7 +44,7 @@ def default_nets(spec: EnvSpec, cfg: QPLEXConfig) -> QNets:
     return QNets(q_learning.agent_network(spec, cfg), mixers.duplex(module, spec))
 
 
-def qplex(spec: EnvSpec, cfg: QConfig, nets: QNets | None = None, *, loss=q_loss) -> Learner:
+def qplex(spec: EnvSpec, cfg: QPLEXConfig | QConfig, nets: QNets | None = None, *, loss=q_loss) -> Learner:
     """QPLEX: the team's best action is everyone's own, and what else is worth how much is free.
 
     Args:

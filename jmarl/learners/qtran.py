@@ -179,7 +179,7 @@ def qtran_loss(
     return loss, (metrics, moments)
 
 
-def qtran(spec: EnvSpec, cfg: QConfig, nets: QTRANNets | None = None, *, loss=qtran_loss) -> Learner:
+def qtran(spec: EnvSpec, cfg: QTRANConfig | QConfig, nets: QTRANNets | None = None, *, loss=qtran_loss) -> Learner:
     """QTRAN-base: agents' values whose sum has its maximum where an unrestricted joint value has it.
 
     Args:

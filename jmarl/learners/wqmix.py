@@ -176,7 +176,7 @@ def wqmix_loss(
     return loss, (metrics, moments)
 
 
-def cw_qmix(spec: EnvSpec, cfg: QConfig, nets: WQMIXNets | None = None, *, loss=wqmix_loss) -> Learner:
+def cw_qmix(spec: EnvSpec, cfg: WQMIXConfig | QConfig, nets: WQMIXNets | None = None, *, loss=wqmix_loss) -> Learner:
     """QMIX with central weighting.
 
     Args:
@@ -188,7 +188,7 @@ def cw_qmix(spec: EnvSpec, cfg: QConfig, nets: WQMIXNets | None = None, *, loss=
     return _learner(spec, cfg, nets, functools.partial(loss, variant="cw"))
 
 
-def ow_qmix(spec: EnvSpec, cfg: QConfig, nets: WQMIXNets | None = None, *, loss=wqmix_loss) -> Learner:
+def ow_qmix(spec: EnvSpec, cfg: WQMIXConfig | QConfig, nets: WQMIXNets | None = None, *, loss=wqmix_loss) -> Learner:
     """QMIX with optimistic weighting. Arguments as for `cw_qmix`.
 
     >>> from jmarl import envs
