@@ -6,11 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import turns
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jmarl
-from jmarl import SableConfig, envs, training
+from jmarl import SableConfig, envs
 from jmarl.learners.sable import default_policy
 from jmarl.networks import retention
 from jmarl.types import EnvSpec, zero_observation
@@ -394,23 +395,7 @@ def test_what_a_dead_agent_sees_and_does_changes_no_parameter():
     env = env._replace(spec=env.spec._replace(always_act=False))
     cfg = SableConfig(embed_size=8, num_heads=2, learning_rate=0.1, adam_eps=0.1, num_minibatches=1, num_epochs=1)
     learner = jmarl.sable(env.spec, cfg)
-    run = jax.jit(lambda key: training.start(env, learner, key, num_envs=3))(jax.random.key(0))
-    run, batch, _ = jax.jit(lambda run: training.rollout(env, learner, run, length=4))(run)
-    state, update, acts = run.train_state, jax.jit(learner.update), np.ones((4, 3, 3), bool)
-    acts[2:, 0, 1] = False
-
-    def update_with(seen, done, paid):
-        steps = batch.steps
-        spoil = lambda x, value: jnp.where(acts.reshape(*acts.shape, *[1] * (x.ndim - 3)), x, value)  # noqa: E731
-        obs = steps.obs.replace(agents=spoil(steps.obs.agents, seen), agent_mask=jnp.asarray(acts))
-        steps = steps.replace(obs=obs, action=spoil(steps.action, done), reward=spoil(steps.reward, paid))
-        return update(state, batch.replace(steps=steps, weight=jnp.asarray(acts)), jax.random.key(3))[0]
-
-    one = update_with(0.0, 0, 0.0)
-    for other in (update_with(9.0, 1, 0.0), update_with(jnp.nan, 1, jnp.nan)):
-        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-7), one.params, other.params)
-    moved = jax.tree.map(lambda x, y: bool((x != y).any()), state.params, one.params)
-    assert all(jax.tree.leaves(moved)), moved
+    turns.assert_the_dead_teach_nothing(env, learner)
 
 
 def test_the_second_agent_answers_to_a_cue_of_long_ago_and_to_what_the_first_drew():

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jmarl
-from jmarl import networks
 from jmarl.networks.initializers import draw_at_once
 from jmarl.networks.window import NUM_HEADS, WindowAttention
 
@@ -112,15 +111,15 @@ def test_others_rows_are_their_own(cell):
 
 
 LEARNERS = {
-    "mappo": (jmarl.mappo, jmarl.PPOConfig(num_epochs=2, num_minibatches=2, ent_coef=0.01), 1.0),
-    "pqn_vdn": (jmarl.pqn_vdn, jmarl.PQNConfig(num_epochs=2, num_minibatches=2, epsilon_steps=2000), 1.0),
+    "mappo": (jmarl.mappo, jmarl.PPOConfig(num_epochs=2, num_minibatches=2, ent_coef=0.01)),
+    "pqn_vdn": (jmarl.pqn_vdn, jmarl.PQNConfig(num_epochs=2, num_minibatches=2, epsilon_steps=2000)),
 }
 
 
 @pytest.mark.parametrize("name", LEARNERS)
 def test_it_remembers_what_was_seen(name):
     """The cue is shown at the first step, and paid for at the last: without memory half of the reward is chance."""
-    algorithm, cfg, best = LEARNERS[name]
+    algorithm, cfg = LEARNERS[name]
     env = jmarl.envs.probe("memory", num_agents=2)
     cfg = cfg.replace(
         learning_rate=3e-3, recurrent=True, cell="attention", cell_size=16, cell_window=4, hidden_sizes=(16,)
@@ -128,7 +127,7 @@ def test_it_remembers_what_was_seen(name):
     loop = jmarl.on_policy(env, algorithm, num_envs=32, rollout_length=8)
     run, _ = jax.jit(jmarl.make_train(loop, 120))(jax.random.key(0), cfg)
     metrics = compiled.evaluate(env, algorithm(env.spec, cfg), run.train_state, jax.random.key(1), num_episodes=64)
-    assert float(metrics["eval/return_mean"]) > 0.95 * best, metrics
+    assert float(metrics["eval/return_mean"]) > 0.95, metrics
 
 
 def test_replay_keeps_what_it_remembers():
@@ -152,7 +151,3 @@ def test_what_cannot_be_is_refused(settings, sentence):
     cfg = jmarl.PPOConfig(recurrent=True, cell="attention", **settings)
     with pytest.raises(ValueError, match=sentence):
         jmarl.ippo(jmarl.envs.probe("memory").spec, cfg)
-
-
-def test_it_is_a_cell_like_the_others():
-    assert networks.CELLS["attention"] is WindowAttention

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jmarl import envs
-from jmarl.types import Env, EnvSpec, Outcome, zero_observation
+from jmarl import envs, training
+from jmarl.types import Env, EnvSpec, Learner, Outcome, zero_observation
 
 GAMMA = 0.9
 VALUES = [GAMMA**3, GAMMA**2, GAMMA, 1.0]  # of the agent that acts at t
@@ -36,3 +36,24 @@ def turns(*, continuous: bool = False) -> Env:
 def of_those_who_act(value: jax.Array) -> list[float]:
     """From values `[4, N]` at the four steps, those of the agent that acts."""
     return [round(float(np.asarray(value)[t, t % 2]), 2) for t in range(4)]
+
+
+def assert_the_dead_teach_nothing(env: Env, learner: Learner) -> None:
+    """One of three agents is dead half of the time: what it then sees, does and is paid changes no parameter."""
+    run = jax.jit(lambda key: training.start(env, learner, key, num_envs=3))(jax.random.key(0))
+    run, batch, _ = jax.jit(lambda run: training.rollout(env, learner, run, length=4))(run)
+    state, update, acts = run.train_state, jax.jit(learner.update), np.ones((4, 3, 3), bool)
+    acts[2:, 0, 1] = False
+
+    def update_with(seen, done, paid):
+        steps = batch.steps
+        spoil = lambda x, value: jnp.where(acts.reshape(*acts.shape, *[1] * (x.ndim - 3)), x, value)  # noqa: E731
+        obs = steps.obs.replace(agents=spoil(steps.obs.agents, seen), agent_mask=jnp.asarray(acts))
+        steps = steps.replace(obs=obs, action=spoil(steps.action, done), reward=spoil(steps.reward, paid))
+        return update(state, batch.replace(steps=steps, weight=jnp.asarray(acts)), jax.random.key(3))[0]
+
+    one = update_with(0.0, 0, 0.0)
+    for other in (update_with(9.0, 1, 0.0), update_with(jnp.nan, 1, jnp.nan)):
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-7), one.params, other.params)
+    moved = jax.tree.map(lambda x, y: bool((x != y).any()), state.params, one.params)
+    assert all(jax.tree.leaves(moved)), moved

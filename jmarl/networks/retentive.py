@@ -200,8 +200,8 @@ def autoregressive(
     def encode(params, memory, obs, steps):
         views = obs.agents
         if not spec.always_act:
-            has_own = obs.agent_mask | ~obs.agent_mask.any(-1, keepdims=True)
-            views = jnp.where(has_own.reshape(*has_own.shape, *[1] * len(spec.obs_shape)), views, 0.0)
+            speaks = turns.speaks(obs.agent_mask)
+            views = jnp.where(speaks.reshape(*speaks.shape, *[1] * len(spec.obs_shape)), views, 0.0)
         memory, z, value = apply(params, memory, views, steps, method="encode")
         return memory, z, turns.values(spec, obs.agent_mask, value)
 

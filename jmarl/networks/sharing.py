@@ -34,7 +34,11 @@ def network(model: nn.Module, input_shape: tuple[int, ...]) -> Network:
 
     def init_carry(batch_shape):
         cell = getattr(model, "cell", None)
-        return () if cell is None else CELLS[cell].init_carry(batch_shape, model.cell_size, **model.cell_options)
+        return (
+            ()
+            if cell is None
+            else CELLS[cell].init_carry(batch_shape, model.cell_size, **getattr(model, "cell_options", {}))
+        )
 
     def init(key):
         x = jnp.zeros((1, 1, *input_shape))

@@ -16,7 +16,18 @@ from jmarl import losses
 from jmarl.networks.actor_critic import action_bounds
 from jmarl.types import Action, EnvSpec, Observation
 
-__all__ = ["by_agent", "exploring", "features", "in_turn", "num_features", "order_of", "play", "previous", "values"]
+__all__ = [
+    "by_agent",
+    "exploring",
+    "features",
+    "in_turn",
+    "num_features",
+    "order_of",
+    "play",
+    "previous",
+    "speaks",
+    "values",
+]
 
 Distribution = Callable[[Any, Any], Any]  # `(a model's output, action_mask) -> distribution` over actions
 
@@ -68,11 +79,16 @@ def by_agent(x: Array, order: Int[Array, "R N"] | None) -> Array:
     return x if order is None else in_turn(x, jnp.argsort(order, axis=-1))
 
 
+def speaks(agent_mask: Bool[Array, "*batch N"]) -> Bool[Array, "*batch N"]:
+    """Whose value is its own: those that act, and everybody where nobody does."""
+    return agent_mask | ~agent_mask.any(-1, keepdims=True)
+
+
 def values(spec: EnvSpec, agent_mask: Bool[Array, "*batch N"], value: Float[Array, "*batch N"]) -> Array:
     """Of all agents: one that does not act has the mean of those that do, since all values are of the team's return."""
     if spec.always_act:
         return value
-    has_own = agent_mask | ~agent_mask.any(-1, keepdims=True)  # its own, too, where nobody acts
+    has_own = speaks(agent_mask)
     return jnp.where(has_own, value, losses.masked_mean(value, has_own, axis=-1)[..., None])
 
 
