@@ -130,7 +130,7 @@ def config_of(algorithm):
     """The config class that an algorithm's signature names, with small networks."""
     cls = inspect.signature(algorithm).parameters["cfg"].annotation
     cls = next(iter(typing.get_args(cls)), cls)  # the first, where several will do
-    return cls(**({"hidden_sizes": (4,)} if hasattr(cls(), "hidden_sizes") else {"embed_size": 4}))
+    return cls(**({"hidden_sizes": (4,)} if hasattr(cls(), "hidden_sizes") else {"embed_size": 8}))
 
 
 def every_batch_has_nan(env, learner, num_envs=4):
