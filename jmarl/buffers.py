@@ -36,11 +36,11 @@ class Replay:
     Attributes:
       steps: transitions `[C, L, ..]`, without observations and what was remembered before them.
       counts: whose step counts, `[C, L, N]`, as the rollout's weight says.
-      obs: the views of the steps, by the fields of an `Observation`, and behind these R spare rows, `[C + R, L, ..]`:
-        first one place for each environment's newest successor, then E for successors in which episodes ended.
+      obs: the views of the steps, by the fields of an `Observation`, sequence after sequence, `[C L, ..]`. Behind these
+        are spare places: one for each environment's newest successor, then E for successors in which episodes ended.
       carry: what the networks remembered before each sequence, `[C, ..]`.
       length: steps written of each sequence; the rest is padding.
-      successor: place of the view after step L of each sequence, among all (C + R) L.
+      successor: place of the view after step L of each sequence.
       owner: which sequence each of the E spare places serves. One that has been taken for another sequence is seen by
         this, and then the last step before it counts nothing.
       num_ends: spare places taken so far, modulo E.
@@ -197,7 +197,7 @@ def _init(rollout: Trajectory, capacity: int, sequence_length: int, spec: EnvSpe
     return Replay(
         steps=empty(steps, capacity, sequence_length),
         counts=empty(counts, capacity, sequence_length),
-        obs=empty(obs, capacity + num_spare_rows, sequence_length),
+        obs=empty(obs, (capacity + num_spare_rows) * sequence_length),
         carry=empty(carry, capacity),
         length=jnp.zeros(capacity, jnp.int32),
         successor=jnp.zeros(capacity, jnp.int32),
@@ -243,7 +243,8 @@ def _add(state: Replay, rollout: Trajectory) -> Replay:
     """Each step goes to its place in its own sequence; the oldest sequences make room."""
     capacity, sequence_length = state.steps.first.shape
     steps, counts, obs, next_obs, carry = _parts(rollout, state.blocks)
-    kept = {"steps": state.steps, "weight": state.counts, "obs": state.obs}
+    rows_of_views = jax.eval_shape(lambda: _in_rows(state.obs, sequence_length))
+    kept = {"steps": state.steps, "weight": state.counts, "obs": rows_of_views}
     _require_same(kept, {"steps": steps, "weight": counts, "obs": obs})
 
     def place(writing, first):
@@ -257,7 +258,7 @@ def _add(state: Replay, rollout: Trajectory) -> Replay:
     writing, (number, position) = jax.lax.scan(place, (state.open, state.position, state.count), steps.first)
     open_, next_position, count = writing
     # Beyond the end means nowhere: for steps whose sequence has been overwritten meanwhile.
-    nowhere = len(state.obs["agent_mask"])
+    nowhere = len(state.obs["agent_mask"]) // sequence_length
     row = jnp.where(number >= count - capacity, number % capacity, nowhere)
     first_row = jnp.where(position == 0, row, nowhere)
     waits = (state.position == sequence_length) & (state.open >= jnp.maximum(count - capacity, 0))
@@ -267,13 +268,12 @@ def _add(state: Replay, rollout: Trajectory) -> Replay:
     def write(tree, items, *index):
         return jax.tree.map(lambda x, y: x.at[index].set(y, mode="drop"), tree, items)
 
-    def write_views(x, view, next_view):
-        places = x.reshape(-1, *x.shape[2:])
+    def write_views(places, view, next_view):
         # What is read here is overwritten below: without the barrier all of it might be copied first.
         newest = jax.lax.optimization_barrier(places[capacity * sequence_length :][: len(open_row)])
         places = places.at[ends.moved].set(newest, mode="drop")
         places = places.at[row * sequence_length + position].set(view, mode="drop")
-        return places.at[ends.place].set(next_view, mode="drop").reshape(x.shape)
+        return places.at[ends.place].set(next_view, mode="drop")
 
     surplus = jnp.maximum(count // capacity - 1, 0) * capacity
     priority = state.priority
@@ -299,6 +299,11 @@ def _add(state: Replay, rollout: Trajectory) -> Replay:
     )
 
 
+def _in_rows(obs: dict[str, Any], sequence_length: int) -> dict[str, Any]:
+    """The places of views, a row for each sequence."""
+    return jax.tree.map(lambda x: x.reshape(len(x) // sequence_length, sequence_length, *x.shape[1:]), obs)
+
+
 class _Successors(NamedTuple):
     """Where successors go that are no step's own view, `place` `[T, B]`, and those of earlier steps, `moved` `[B]`."""
 
@@ -318,7 +323,7 @@ def _successors(state: Replay, open_row: Array, row: Array, position: Array, fir
     """
     capacity, sequence_length = state.steps.first.shape
     num_envs, num_places, spare = len(open_row), len(state.owner), capacity * sequence_length
-    nowhere = len(state.obs["agent_mask"])
+    nowhere = len(state.obs["agent_mask"]) // sequence_length
     is_kept = row < capacity
     is_full = position == sequence_length - 1
 
@@ -366,10 +371,10 @@ def _require_same(kept: Any, added: Any) -> None:
 def _take(state: Replay, index: Int[Array, "M"], importance: Float[Array, "M"] | None = None) -> Trajectory:
     """The sequences at `index`, time first."""
     capacity, sequence_length = state.steps.first.shape
-    kept = state.steps, state.counts, state.obs
+    kept = state.steps, state.counts, _in_rows(state.obs, sequence_length)
     steps, counts, obs = jax.tree.map(lambda x: jnp.moveaxis(x[index], 0, 1), kept)
     successor = state.successor[index]
-    after = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[successor], state.obs)
+    after = jax.tree.map(lambda x: x[successor], state.obs)
     next_obs = jax.tree.map(lambda x, y: jnp.concatenate([x[1:], y[None]]), obs, after)
     taken = successor - capacity * sequence_length - len(state.open)
     is_there = (taken < 0) | (state.owner[jnp.maximum(taken, 0)] == index)
