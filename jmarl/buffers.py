@@ -269,9 +269,8 @@ def _add(state: Replay, rollout: Trajectory) -> Replay:
         return jax.tree.map(lambda x, y: x.at[index].set(y, mode="drop"), tree, items)
 
     def write_views(places, view, next_view):
-        # What is read here is overwritten below: without the barrier all of it might be copied first.
-        newest = jax.lax.optimization_barrier(places[capacity * sequence_length :][: len(open_row)])
-        places = places.at[ends.moved].set(newest, mode="drop")
+        start = capacity * sequence_length
+        places = places.at[ends.moved].set(places[start : start + len(open_row)], mode="drop")
         places = places.at[row * sequence_length + position].set(view, mode="drop")
         return places.at[ends.place].set(next_view, mode="drop")
 
