@@ -244,7 +244,8 @@ def _check_values(obs: Observation, when: str, spec: EnvSpec) -> None:
             )
     if not np.isfinite(obs.state).all():
         raise ValueError(f"{spec.name}: after {when} obs.state is not finite everywhere.")
-    if spec.state_is_views and not np.array_equal(obs.state, views.joined(obs.agents, 0, views.own_blocks(spec))):
+    blocks = views.own_blocks(spec)
+    if spec.state_is_views and not np.array_equal(obs.state, views.joined(jnp.asarray(obs.agents), 0, blocks)):
         raise ValueError(
             f"{spec.name}: after {when} obs.state is not all views joined, but spec.state_is_views=True: leave it out."
         )
