@@ -143,7 +143,8 @@ def prioritized(
 
     def of(spec: EnvSpec | None) -> Buffer:
         def init(rollout):
-            return _init(rollout, capacity, sequence_length, spec).replace(priority=sum_tree.init(capacity))
+            state = _init(rollout, capacity, sequence_length, spec)
+            return dataclasses.replace(state, priority=sum_tree.init(capacity))
 
         return Buffer(init, _add, sample, set_priority, settings, for_env=of)
 

@@ -91,7 +91,7 @@ def nan_after(t, when, shape):
 
 IN_PLAY = [
     (
-        lambda: own(state_is_views=True, obs=lambda t: {"state": jnp.ones(3)}),
+        lambda: own(state_is_views=True, state_shape=(4,), obs=lambda t: {"state": jnp.ones(4)}),
         "after reset obs.state is not all views joined, but spec.state_is_views=True: leave it out",
     ),
     (
