@@ -3,13 +3,18 @@
 A rollout is taken apart as it is added: every episode starts a sequence, and so does every step after a full one. What
 a sequence lacks in length is padding, of weight 0. With `sequence_length=1` these are transitions.
 
-A sequence of L steps keeps L + 1 observations, so a successor that is also the next step's observation is kept once.
+Every step keeps one view, its own. Its successor's is the next step's, of the same sequence or of its environment's
+next one; or, where an episode ended, one in the sequence's padding, or in a spare place if it has none. There are as
+many spare places as episodes of `EnvSpec.min_steps` or more can need, so an environment whose episodes may end at once
+takes two views for each transition. A `state` that is all views joined is not kept at all, but made when it is read.
+
+So rollouts are to follow each other: a step that is not `first` begins where the one before it led.
 All state is arrays of fixed shape; `add` writes in place where the state is donated or carried through a `scan`.
 """
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +23,8 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 from jmarl import sum_tree
-from jmarl.types import Buffer, Carry, Numeric, Observation, Trajectory, Transition
+from jmarl.envs import views
+from jmarl.types import Buffer, Carry, EnvSpec, Numeric, Observation, Trajectory, Transition, static
 
 __all__ = ["Replay", "memory", "prioritized", "uniform"]
 
@@ -30,25 +36,35 @@ class Replay:
     Attributes:
       steps: transitions `[C, L, ..]`, without observations and what was remembered before them.
       counts: whose step counts, `[C, L, N]`, as the rollout's weight says.
-      obs: `[C, L + 1, ..]`, the last successor included.
+      obs: the views of the steps, by the fields of an `Observation`, sequence after sequence, `[C L, ..]`. Behind these
+        are spare places: one for each environment's newest successor, then E for successors in which episodes ended.
       carry: what the networks remembered before each sequence, `[C, ..]`.
       length: steps written of each sequence; the rest is padding.
+      successor: place of the view after step L of each sequence.
+      owner: which sequence each of the E spare places serves. One that has been taken for another sequence is seen by
+        this, and then the last step before it counts nothing.
+      num_ends: spare places taken so far, modulo E.
       count: sequences begun so far, from 2 C on less a multiple of C, so that it never overflows. Number i lies at i
         modulo C.
       open: number of the sequence that each environment is writing.
       position: where in it its next step goes.
       priority: p^α of each sequence, a `jmarl.sum_tree`; () for uniform sampling.
+      blocks: of each agent's view in the state, if that is made of views, see `jmarl.envs.views.own_blocks`; () if not.
     """
 
     steps: Transition
     counts: Float[Array, "*batch C L N"] | Bool[Array, "*batch C L N"]
-    obs: Observation
+    obs: dict[str, Any]
     carry: Carry
     length: Int[Array, "*batch C"]
+    successor: Int[Array, "*batch C"]
+    owner: Int[Array, "*batch E"]
+    num_ends: Int[Array, "*batch"]
     count: Int[Array, "*batch"]
     open: Int[Array, "*batch B"]
     position: Int[Array, "*batch B"]
     priority: Any = ()
+    blocks: tuple[tuple[int, int], ...] = static(())
 
 
 def uniform(capacity: int, batch_size: int, sequence_length: int = 1) -> Buffer:
@@ -74,7 +90,12 @@ def uniform(capacity: int, batch_size: int, sequence_length: int = 1) -> Buffer:
         return _take(state, index)
 
     settings = {"buffer": "uniform", "capacity": capacity, "batch_size": batch_size, "sequence_length": sequence_length}
-    return Buffer(lambda rollout: _init(rollout, capacity, sequence_length), _add, sample, settings=settings)
+
+    def of(spec: EnvSpec | None) -> Buffer:
+        init = lambda rollout: _init(rollout, capacity, sequence_length, spec)  # noqa: E731
+        return Buffer(init, _add, sample, settings=settings, for_env=of)
+
+    return of(None)
 
 
 def prioritized(
@@ -107,9 +128,6 @@ def prioritized(
         if isinstance(value, int | float) and value < 0:
             raise ValueError(f"{name}={value} must not be negative: choose 0 for none of its effect.")
 
-    def init(rollout):
-        return dataclasses.replace(_init(rollout, capacity, sequence_length), priority=sum_tree.init(capacity))
-
     def sample(state, key):
         index, probability = sum_tree.draw(state.priority, key, batch_size)
         importance = (jnp.minimum(state.count, capacity) * probability) ** -importance_exponent
@@ -122,7 +140,15 @@ def prioritized(
 
     settings = {"buffer": "prioritized", "capacity": capacity, "batch_size": batch_size}
     settings |= {"sequence_length": sequence_length, **{name: str(value) for name, value in exponents.items()}}
-    return Buffer(init, _add, sample, set_priority, settings)
+
+    def of(spec: EnvSpec | None) -> Buffer:
+        def init(rollout):
+            state = _init(rollout, capacity, sequence_length, spec)
+            return dataclasses.replace(state, priority=sum_tree.init(capacity))
+
+        return Buffer(init, _add, sample, set_priority, settings, for_env=of)
+
+    return of(None)
 
 
 def memory(state: Any) -> int:
@@ -146,29 +172,42 @@ def _validate(capacity: int, batch_size: int, sequence_length: int) -> None:
         )
 
 
-def _init(rollout: Trajectory, capacity: int, sequence_length: int) -> Replay:
+def _init(rollout: Trajectory, capacity: int, sequence_length: int, spec: EnvSpec | None = None) -> Replay:
     length, num_envs = rollout.steps.first.shape
     if capacity < length * num_envs:
         raise ValueError(
             f"capacity={capacity} is smaller than one addition: a rollout of {length} steps in {num_envs} environments "
             f"can begin {length * num_envs} sequences. Raise capacity or shorten the rollout."
         )
-
+    # Of each episode, all sequences but the last are full, and at most one ends with it. Before the first of those that
+    # lie between two ends as a whole, each environment may have one that does not.
+    num_ends = math.ceil(capacity / math.ceil((1 if spec is None else spec.min_steps) / sequence_length)) + num_envs
+    num_spare_rows = math.ceil((num_envs + num_ends) / sequence_length)
+    if (capacity + num_spare_rows) * sequence_length > np.iinfo(np.int32).max:
+        raise ValueError(
+            f"capacity={capacity} of sequence_length={sequence_length} has more places for views than int32 can count: "
+            f"lower capacity."
+        )
     _require_masks(rollout)
+    blocks = views.own_blocks(spec) if spec is not None and spec.state_is_views else ()
 
     def empty(tree: Any, *axes: int) -> Any:
-        return jax.tree.map(lambda x: jnp.zeros((capacity, *axes, *x.shape[2:]), x.dtype), tree)
+        return jax.tree.map(lambda x: jnp.zeros((*axes, *x.shape[2:]), x.dtype), tree)
 
-    steps, counts, obs, carry = _parts(rollout)
+    steps, counts, obs, _, carry = jax.eval_shape(lambda rollout: _parts(rollout, blocks), rollout)
     return Replay(
-        steps=empty(steps, sequence_length),
-        counts=empty(counts, sequence_length),
-        obs=empty(obs, sequence_length + 1),
-        carry=empty(carry),
+        steps=empty(steps, capacity, sequence_length),
+        counts=empty(counts, capacity, sequence_length),
+        obs=empty(obs, (capacity + num_spare_rows) * sequence_length),
+        carry=empty(carry, capacity),
         length=jnp.zeros(capacity, jnp.int32),
+        successor=jnp.zeros(capacity, jnp.int32),
+        owner=jnp.full(num_spare_rows * sequence_length - num_envs, -1, jnp.int32),
+        num_ends=jnp.int32(0),
         count=jnp.int32(0),
-        open=jnp.zeros(num_envs, jnp.int32),
+        open=jnp.full(num_envs, -1, jnp.int32),
         position=jnp.full(num_envs, sequence_length, jnp.int32),
+        blocks=blocks,
     )
 
 
@@ -187,18 +226,26 @@ def _require_masks(rollout: Trajectory) -> None:
             raise TypeError(f"steps.{name} is {mask.dtype} in the rollout, and a mask is bool: write x > 0 for x.")
 
 
-def _parts(rollout: Trajectory) -> tuple[Transition, Any, Observation, Carry]:
-    """Steps, whose step counts, views and what was remembered: they are kept apart."""
+def _parts(
+    rollout: Trajectory, blocks: tuple[tuple[int, int], ...]
+) -> tuple[Transition, Any, dict[str, Any], dict[str, Any], Carry]:
+    """Steps, whose step counts, views, successors' views and what was remembered: they are kept apart."""
     steps: Any = rollout.steps
     counts = steps.obs.agent_mask if rollout.weight is None else rollout.weight
-    return steps.replace(obs=None, next_obs=None, carry=()), counts, steps.obs, steps.carry
+
+    def kept(obs: Any) -> dict[str, Any]:
+        names = [field.name for field in dataclasses.fields(obs) if not (blocks and field.name == "state")]
+        return {name: getattr(obs, name) for name in names}
+
+    return steps.replace(obs=None, next_obs=None, carry=()), counts, kept(steps.obs), kept(steps.next_obs), steps.carry
 
 
 def _add(state: Replay, rollout: Trajectory) -> Replay:
     """Each step goes to its place in its own sequence; the oldest sequences make room."""
     capacity, sequence_length = state.steps.first.shape
-    steps, counts, obs, carry = _parts(rollout)
-    kept = {"steps": state.steps, "weight": state.counts, "obs": state.obs}
+    steps, counts, obs, next_obs, carry = _parts(rollout, state.blocks)
+    rows_of_views = jax.eval_shape(lambda: _in_rows(state.obs, sequence_length))
+    kept = {"steps": state.steps, "weight": state.counts, "obs": rows_of_views}
     _require_same(kept, {"steps": steps, "weight": counts, "obs": obs})
 
     def place(writing, first):
@@ -212,14 +259,23 @@ def _add(state: Replay, rollout: Trajectory) -> Replay:
     writing, (number, position) = jax.lax.scan(place, (state.open, state.position, state.count), steps.first)
     open_, next_position, count = writing
     # Beyond the end means nowhere: for steps whose sequence has been overwritten meanwhile.
-    row = jnp.where(number >= count - capacity, number % capacity, capacity)
-    first_row = jnp.where(position == 0, row, capacity)
+    nowhere = len(state.obs["agent_mask"]) // sequence_length
+    row = jnp.where(number >= count - capacity, number % capacity, nowhere)
+    first_row = jnp.where(position == 0, row, nowhere)
+    waits = (state.position == sequence_length) & (state.open >= jnp.maximum(count - capacity, 0))
+    open_row = jnp.where(waits, state.open % capacity, nowhere)
+    ends = _successors(state, open_row, row, position, steps.first)
 
     def write(tree, items, *index):
         return jax.tree.map(lambda x, y: x.at[index].set(y, mode="drop"), tree, items)
 
+    def write_views(places, view, next_view):
+        start = capacity * sequence_length
+        places = places.at[ends.moved].set(places[start : start + len(open_row)], mode="drop")
+        places = places.at[row * sequence_length + position].set(view, mode="drop")
+        return places.at[ends.place].set(next_view, mode="drop")
+
     surplus = jnp.maximum(count // capacity - 1, 0) * capacity
-    obs_kept = write(state.obs, rollout.steps.next_obs, row, position + 1)
     priority = state.priority
     if not isinstance(priority, tuple):
         highest = jnp.where(state.count > 0, sum_tree.highest(priority), 1.0)
@@ -230,13 +286,72 @@ def _add(state: Replay, rollout: Trajectory) -> Replay:
         state,
         steps=write(state.steps, steps, row, position),
         counts=write(state.counts, counts, row, position),
-        obs=write(obs_kept, obs, first_row, jnp.zeros_like(position)),
+        obs=jax.tree.map(write_views, state.obs, obs, next_obs),
         carry=write(state.carry, carry, first_row),
         length=state.length.at[first_row].set(0, mode="drop").at[row].max(position + 1, mode="drop"),
+        successor=ends.successor,
+        owner=ends.owner,
+        num_ends=ends.num_ends,
         open=open_ - surplus,
         position=next_position,
         count=count - surplus,
         priority=priority,
+    )
+
+
+def _in_rows(obs: dict[str, Any], sequence_length: int) -> dict[str, Any]:
+    """The places of views, a row for each sequence."""
+    return jax.tree.map(lambda x: x.reshape(len(x) // sequence_length, sequence_length, *x.shape[1:]), obs)
+
+
+class _Successors(NamedTuple):
+    """Where successors go that are no step's own view, `place` `[T, B]`, and those of earlier steps, `moved` `[B]`."""
+
+    place: Array
+    moved: Array
+    successor: Array
+    owner: Array
+    num_ends: Array
+
+
+def _successors(state: Replay, open_row: Array, row: Array, position: Array, first: Array) -> _Successors:
+    """Where the successors of a rollout are.
+
+    A full sequence needs to know: one that the rollout before filled, at `open_row` `[B]`, too. What its environment
+    does next says whether the view after it is the first one of the next sequence, or one in a spare place. Whatever
+    comes last in the rollout has a place of its own, until more is known.
+    """
+    capacity, sequence_length = state.steps.first.shape
+    num_envs, num_places, spare = len(open_row), len(state.owner), capacity * sequence_length
+    nowhere = len(state.obs["agent_mask"]) // sequence_length
+    is_kept = row < capacity
+    is_full = position == sequence_length - 1
+
+    # With the step before the rollout, `[1 + T, B]`.
+    rows = jnp.concatenate([open_row[None], jnp.where(is_full, row, nowhere)])
+    next_row = jnp.concatenate([row, row[-1:]])
+    ended = jnp.concatenate([first, jnp.zeros_like(first[:1])])  # of the last one nobody knows
+    takes = ended & (rows < capacity)
+    rank = jnp.cumsum(takes.ravel(), dtype=jnp.int32).reshape(takes.shape) - 1
+    num_taken = rank[-1, -1] + 1
+    has_place = takes & (rank >= num_taken - num_places)  # more than there are: only if episodes are too short
+    taken = (state.num_ends + rank) % num_places
+    at_end = spare + num_envs + taken
+    successor = jnp.where(ended, at_end, next_row * sequence_length)
+    successor = successor.at[-1].set(spare + jnp.arange(num_envs))
+
+    # What is in no step's view: successors at an episode's end, and the newest ones.
+    has_place = has_place.at[-1].set(True)
+    goes_on = ~ended.at[-1].set(True)
+    padding = row * sequence_length + position + 1
+    place = jnp.where(is_full, successor[1:], padding)
+    is_written = is_kept & ~goes_on[1:] & (~is_full | has_place[1:])
+    return _Successors(
+        place=jnp.where(is_written, place, nowhere * sequence_length),
+        moved=jnp.where(has_place[0], at_end[0], nowhere * sequence_length),
+        successor=state.successor.at[rows].set(successor, mode="drop"),
+        owner=state.owner.at[jnp.where(takes & has_place, taken, num_places)].set(rows, mode="drop"),
+        num_ends=(state.num_ends + num_taken) % num_places,
     )
 
 
@@ -255,11 +370,23 @@ def _require_same(kept: Any, added: Any) -> None:
 
 def _take(state: Replay, index: Int[Array, "M"], importance: Float[Array, "M"] | None = None) -> Trajectory:
     """The sequences at `index`, time first."""
-    kept = state.steps, state.counts, state.obs
+    capacity, sequence_length = state.steps.first.shape
+    kept = state.steps, state.counts, _in_rows(state.obs, sequence_length)
     steps, counts, obs = jax.tree.map(lambda x: jnp.moveaxis(x[index], 0, 1), kept)
-    is_written = jnp.arange(steps.first.shape[0])[:, None] < state.length[index]
+    successor = state.successor[index]
+    after = jax.tree.map(lambda x: x[successor], state.obs)
+    next_obs = jax.tree.map(lambda x, y: jnp.concatenate([x[1:], y[None]]), obs, after)
+    taken = successor - capacity * sequence_length - len(state.open)
+    is_there = (taken < 0) | (state.owner[jnp.maximum(taken, 0)] == index)
+    length = jnp.minimum(state.length[index], jnp.where(is_there, sequence_length, sequence_length - 1))
+    is_written = jnp.arange(sequence_length)[:, None] < length
+
+    def whole(obs: dict[str, Any]) -> Observation:
+        made = {"state": views.joined(obs["agents"], obs["agent_mask"].ndim - 1, state.blocks)} if state.blocks else {}
+        return Observation(**obs, **made)
+
     return Trajectory(
-        steps=steps.replace(obs=jax.tree.map(lambda x: x[:-1], obs), next_obs=jax.tree.map(lambda x: x[1:], obs)),
+        steps=steps.replace(obs=whole(obs), next_obs=whole(next_obs)),
         carry=jax.tree.map(lambda x: x[index], state.carry),
         weight=counts * (is_written * (1.0 if importance is None else importance))[..., None],
         index=index,

@@ -300,6 +300,7 @@ def off_policy(
     if warmup_steps < 0:
         raise ValueError(f"warmup_steps={warmup_steps} must not be negative: 0 is no warm-up.")
     steps_per_round = num_envs * rollout_length
+    buffer = buffer if buffer.for_env is None else buffer.for_env(env.spec)
 
     def act(learner, run):
         return rollout(env, learner, run, length=rollout_length, num_resets=num_resets)

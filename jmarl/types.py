@@ -262,6 +262,8 @@ class EnvSpec(NamedTuple):
       always_act: every agent acts at every step, so `obs.agent_mask` is taken to be True and masking costs nothing.
       has_ids: views hold a one-hot id, by which a network that agents share can tell them apart.
       teams: the team of each agent, as a number, where teams oppose each other; () if all are of one.
+      state_is_views: `obs.state` is what the agents see, one after the other, without ids and padding, and all of them
+        always act: replay need not keep it.
       entities: where every agent's view holds lists of entities, for `torso="entities"`; None where that is not known.
     """
 
@@ -282,6 +284,7 @@ class EnvSpec(NamedTuple):
     has_ids: bool = False
     teams: tuple[int, ...] = ()
     entities: EntityLayout | None = None
+    state_is_views: bool = False
 
     @property
     def num_agents(self) -> int:
@@ -372,10 +375,13 @@ class Buffer(NamedTuple):
 
     Attributes:
       init: `(rollout) -> state`, empty. Only shapes and dtypes of the rollout `[T, B, ..]` are read.
-      add: `(state, rollout) -> state`, the oldest is overwritten.
+      add: `(state, rollout) -> state`, the oldest is overwritten. Rollouts follow each other: where a step is not
+        `first`, its view is that of the successor of its environment's step before.
       sample: `(state, key) -> batch`, with `next_obs` and `weight`; its `carry` is the one before each sequence.
       set_priority: `(state, index [M], priority [M]) -> state`; None where sampling is uniform.
       settings: what it was made with, by name: a run is resumed only with the same.
+      for_env: `(spec) -> buffer`, the same for an environment of which something is known, so that it may keep less;
+        None where that makes no difference.
     """
 
     init: Callable[[Trajectory], Any]
@@ -383,6 +389,7 @@ class Buffer(NamedTuple):
     sample: Callable[[Any, PRNGKeyArray], Trajectory]
     set_priority: Callable[[Any, Array, Array], Any] | None = None
     settings: dict[str, Any] = {}  # noqa: RUF012  a NamedTuple's default, never written to
+    for_env: Callable[[EnvSpec], "Buffer"] | None = None
 
 
 class Learner(NamedTuple):

@@ -91,6 +91,10 @@ def nan_after(t, when, shape):
 
 IN_PLAY = [
     (
+        lambda: own(state_is_views=True, state_shape=(4,), obs=lambda t: {"state": jnp.ones(4)}),
+        "after reset obs.state is not all views joined, but spec.state_is_views=True: leave it out",
+    ),
+    (
         lambda: own(action_sizes=(3, 1), obs=lambda t: legal([1, 1, 1], [1, 0, 1])),
         "after reset action 2 of b is legal, and it has only 1: obs.action_mask must be False for padding",
     ),

@@ -120,7 +120,7 @@ def test_run_says_what_the_replay_takes_and_refuses_what_does_not_fit(capsys):
     loop = small_loop()
     jmarl.run(loop, jax.random.key(0), SMALL, num_iterations=1, num_seeds=2)
     assert "Replay takes" in capsys.readouterr().out
-    huge = small_loop(buffer=buffers.uniform(2**31 - 1, 8))
+    huge = small_loop(buffer=buffers.uniform(2**29, 8))
     with pytest.raises(ValueError, match=r"Replay of 2 seeds takes .* GiB, .* has .*: lower the buffer's capacity"):
         jmarl.run(huge, jax.random.key(0), SMALL, num_iterations=1, num_seeds=2)
 

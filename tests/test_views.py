@@ -66,6 +66,36 @@ def test_make_gives_the_same_ids():
     np.testing.assert_array_equal(*seen)
 
 
+JOINED = [
+    ("MPE_simple_spread_v3", {}),
+    ("MPE_simple_tag_v3", {}),  # views of two widths
+    ("MPE_simple_speaker_listener_v4", {"agent_ids": True}),
+    ("overcooked", {"max_steps": 3}),  # images
+    ("CartPole-v1", {}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), JOINED, ids=[name for name, _ in JOINED])
+def test_a_state_that_is_views_is_made_of_them(name, options):
+    """On random steps of three environments side by side: what the environment says, to the bit."""
+    env = envs.make(name, **options)
+    assert env.spec.state_is_views
+    keys = jax.random.split(jax.random.key(0), 3)
+    state, obs = jax.jit(jax.vmap(env.reset))(keys)
+    step = jax.jit(jax.vmap(env.step))
+    for i in range(3):
+        joined = views.joined(obs.agents, 1, views.own_blocks(env.spec))
+        assert joined.dtype == obs.state.dtype and len(np.unique(joined)) > 1
+        np.testing.assert_array_equal(joined, obs.state)
+        action = jnp.full((3, env.spec.num_agents), i % env.spec.num_actions, jnp.int32)
+        state, obs, _ = step(state, action, keys)
+
+
+def test_a_state_of_its_own_is_not_made_of_views():
+    assert not envs.make("MPE_simple_facmac_3a_v1").spec.state_is_views
+    assert not envs.make("HeuristicEnemySMAX", map_name="3m").spec.state_is_views
+
+
 def test_examples_in_docstrings_run():
     failed, attempted = doctest.testmod(views)
     assert attempted and not failed

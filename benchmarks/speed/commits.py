@@ -42,7 +42,9 @@ def serve(name: str, num_agents: int) -> None:
     if base.endswith(CONTINUOUS):
         options["action_type"] = "Continuous"
     env = jmarl.make("MPE_simple_spread_v3", **options)
-    cfg = typing.get_type_hints(algorithm)["cfg"](**({"recurrent": True} if name != base else {}))
+    config = typing.get_type_hints(algorithm)["cfg"]
+    config = (typing.get_args(config) or (config,))[0]  # its own, where it takes others as well
+    cfg = config(**({"recurrent": True} if name != base else {}))
     if algorithm(env.spec, cfg).learns_from == "rollouts":
         loop = jmarl.on_policy(env, algorithm, num_envs=16, rollout_length=64)
     else:

@@ -176,6 +176,7 @@ def spec_of(spec: EnvSpec, index: Sequence[int], reads: Reads = "state") -> EnvS
         obs_sizes=of_members(spec.obs_sizes),
         action_sizes=of_members(spec.action_sizes),
         teams=(),
+        state_is_views=False,
     )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from jmarl import keys
+from jmarl.envs import views
 from jmarl.evaluation import flat_info
 from jmarl.types import Env, EnvSpec, Observation, Outcome
 
@@ -243,6 +244,11 @@ def _check_values(obs: Observation, when: str, spec: EnvSpec) -> None:
             )
     if not np.isfinite(obs.state).all():
         raise ValueError(f"{spec.name}: after {when} obs.state is not finite everywhere.")
+    blocks = views.own_blocks(spec)
+    if spec.state_is_views and not np.array_equal(obs.state, views.joined(jnp.asarray(obs.agents), 0, blocks)):
+        raise ValueError(
+            f"{spec.name}: after {when} obs.state is not all views joined, but spec.state_is_views=True: leave it out."
+        )
     if obs.action_mask is None or not spec.action_sizes:
         return
     for agent, size, legal in zip(spec.agents, spec.action_sizes, obs.action_mask, strict=True):

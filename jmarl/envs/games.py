@@ -281,6 +281,7 @@ def _game(
         max_steps=num_steps,
         always_act=True,
         min_steps=num_steps,
+        state_is_views=True,
     )
     mask = None if actions is None else np.arange(max(actions)) < np.array(actions)[:, None]
 

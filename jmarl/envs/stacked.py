@@ -169,6 +169,7 @@ def stack(name: str, env: AgentDicts, *, agent_ids: bool, time_limit: str, flatt
         always_act=env.alive is None,
         teams=teams_of(agents),
         entities=env.entities,
+        state_is_views=env.world is None and env.alive is None,
     )
     stacked = Env(reset, step, spec, env.unwrapped)
     return with_agent_ids(stacked) if agent_ids else stacked

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jmarl.types import Action, EntityLayout, Env, Observation, Outcome
+from jmarl.types import Action, EntityLayout, Env, EnvSpec, Observation, Outcome
 
 
 def flatten_views(views: Mapping[str, Any]) -> Float[Array, "N O"]:
@@ -87,3 +87,23 @@ def identified(obs: Observation) -> Observation:
     ids = np.eye(num, dtype=np.float32).reshape(num, *(1 for _ in image), num)
     ids = np.broadcast_to(ids, (*batch, num, *image, num))
     return dataclasses.replace(obs, agents=jnp.concatenate([ids.astype(obs.agents.dtype), obs.agents], axis=-1))
+
+
+def own_blocks(spec: EnvSpec) -> tuple[tuple[int, int], ...]:
+    """Where each agent's own features begin and end in its view, between id and padding.
+
+    >>> from jmarl import envs
+    >>> own_blocks(with_agent_ids(envs.probe("action", num_agents=3)).spec)
+    ((3, 4), (3, 4), (3, 4))
+    """
+    start = spec.num_agents if spec.has_ids else 0
+    return tuple((start, size) for size in spec.obs_sizes or spec.obs_shape[-1:] * spec.num_agents)
+
+
+def joined(agents: Float[Array, "..."], axis: int, blocks: tuple[tuple[int, int], ...]) -> Float[Array, "..."]:
+    """The state that `EnvSpec.state_is_views` speaks of: these blocks of all agents' views, whose axis is `axis`."""
+    if agents.ndim == axis + 2 and len(set(blocks)) == 1:
+        start, end = blocks[0]
+        return agents[..., start:end].reshape(*agents.shape[:axis], -1)
+    own = [jnp.take(agents, i, axis)[..., start:end] for i, (start, end) in enumerate(blocks)]
+    return jnp.concatenate(own, axis=-1)
