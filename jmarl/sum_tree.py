@@ -85,16 +85,17 @@ def draw(tree: SumTree, key: PRNGKeyArray, num: int) -> tuple[Int[Array, "num"],
     random = jax.random.uniform(key, (1 + len(levels), num))
     index, probability = jnp.zeros(num, jnp.int32), jnp.ones(num)
     u = (jnp.arange(num) + random[0]) / num
+    up_to = jnp.triu(jnp.ones((WIDTH, WIDTH)))
     for level, fresh in zip(levels, random[1:], strict=True):
         share = level.reshape(-1, WIDTH)[index]
         share = jnp.where(share > 0, jnp.maximum(share, 2 * resolution * share.sum(-1, keepdims=True)), 0.0)
-        share = share / share.sum(-1, keepdims=True)
-        end = jnp.cumsum(share, axis=-1)
+        end = jnp.matmul(share, up_to, precision="highest")  # XLA's CPU takes four times as long for `cumsum`
+        whole = end[:, -1]
         # The first whose end lies beyond u; rounding may leave none, and then it is the last that has a share.
-        last = WIDTH - 1 - jnp.argmax(share[:, ::-1] > 0, axis=-1)
-        child = jnp.minimum(jnp.sum(end <= u[:, None], axis=-1, dtype=jnp.int32), last)
+        is_passed = (end <= (u * whole)[:, None]) & (end < whole[:, None])
+        child = jnp.sum(is_passed, axis=-1, dtype=jnp.int32)
         own, own_end = (jnp.take_along_axis(x, child[:, None], axis=-1)[:, 0] for x in (share, end))
-        index, probability = index * WIDTH + child, probability * own
+        index, probability = index * WIDTH + child, probability * own / whole
         # What is left of u, stretched to 0..1, has lost digits: fresh ones take their place.
-        u = jnp.clip((u - (own_end - own)) / own + fresh * resolution / probability, 0.0, 1.0)
+        u = jnp.clip((u * whole - (own_end - own)) / own + fresh * resolution / probability, 0.0, 1.0)
     return index, probability
