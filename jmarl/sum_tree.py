@@ -1,6 +1,6 @@
 """Drawing in proportion to shares that change: a tree of sums, in which a draw and a change cost O(log n).
 
-Each node has `WIDTH` children, so the tree of four million shares has four levels, and each step down is one pass over
+Each node has `WIDTH` children, so the tree of four million shares has five levels, and each step down is one pass over
 a short row. Sums are computed anew from what is below them, so no error builds up.
 
 >>> tree = put(init(1000), jnp.array([2, 700]), jnp.array([1.0, 3.0]))
@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 __all__ = ["SumTree", "draw", "highest", "init", "put"]
 
-WIDTH = 64
+WIDTH = 32
 
 
 @struct.dataclass(kw_only=True)
@@ -48,9 +48,10 @@ def init(size: int) -> SumTree:
 def put(tree: SumTree, index: Int[Array, "m"], shares: Float[Array, "m"]) -> SumTree:
     """The tree with new shares at `index`: a place named twice has one share; what lies beyond the end is left out."""
     leaves = tree.shares.at[index].set(shares, mode="drop")
+    is_there = index < len(leaves)
     sums, tops, below, best = [], [], leaves, leaves
     for old_sums, old_tops in zip(tree.sums, tree.highest, strict=True):
-        index = index // WIDTH
+        index = jnp.where(is_there, index // WIDTH, len(old_sums))  # levels are padded: a place may be in the padding
         groups, num = (below.reshape(-1, WIDTH), best.reshape(-1, WIDTH)), len(below) // WIDTH
         if len(index) < num:
             of_groups, of_best = (x.at[index].get(mode="clip") for x in groups)
