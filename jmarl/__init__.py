@@ -33,7 +33,7 @@ from jmarl.learners import *  # noqa: F403  # its __all__: every algorithm, conf
 from jmarl.learners import __all__ as _learners
 from jmarl.parallel import use_cores
 from jmarl.running import Checkpointing, Evaluation, run
-from jmarl.training import make_train, off_policy, on_policy, rollout, sweep
+from jmarl.training import data_parallel, make_train, off_policy, on_policy, rollout, sweep
 
 __version__ = "0.1.0"
 
@@ -45,6 +45,7 @@ __all__ = [
     "checkpoint",
     "combinators",
     "configs",
+    "data_parallel",
     "envs",
     "evaluate",
     "evaluation",

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jmarl import metrics
+from jmarl import metrics, parallel
 from jmarl.types import Numeric
 
 __all__ = [
@@ -672,8 +672,13 @@ def masked_normalize(
     """
     chex.assert_equal_shape([x, mask])
     axes = tuple(range(x.ndim)) if axis is None else axis
-    centred = x - jnp.expand_dims(masked_mean(x, mask, axis=axes), axes)
-    variance = jnp.expand_dims(masked_mean(centred**2, mask, axis=axes), axes)
+    num = jnp.maximum(parallel.summed(mask.sum(axes)), 1)
+
+    def mean(x: Array) -> Array:
+        return jnp.expand_dims(parallel.summed(jnp.where(mask, x, 0).sum(axes)) / num, axes)
+
+    centred = x - mean(x)
+    variance = mean(centred**2)
     # The square root has no gradient at zero, and constant inputs do occur.
     std = jnp.where(variance > 0, jnp.sqrt(jnp.where(variance > 0, variance, 1)), 0)
     return centred / (std + eps)

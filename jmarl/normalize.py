@@ -10,7 +10,7 @@ Array([10.], dtype=float32)
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jmarl import losses
+from jmarl import parallel
 from jmarl.types import Moments, Numeric
 
 __all__ = ["accumulate", "denormalize", "init", "init_features", "normalize", "normalize_features", "update"]
@@ -38,12 +38,17 @@ def update(stats: Moments, x: Float[Array, "*batch"], mask: Bool[Array, "*batch"
       (https://arxiv.org/abs/2103.01955).
       Chan et al., 1983, Algorithms for Computing the Sample Variance: the variance of two groups together.
     """
-    new = jnp.where(mask.any(), 1 - beta, 0)
+    num = parallel.summed(jnp.sum(mask, dtype=x.dtype))
+    new = jnp.where(num > 0, 1 - beta, 0)
     weight = (1 - new) * stats.weight + new
     share = new / jnp.where(weight > 0, weight, 1)  # of x in all that was seen
-    mean = losses.masked_mean(x, mask)
+
+    def mean_of(x: Array) -> Array:
+        return parallel.summed(jnp.where(mask, x, 0).sum()) / jnp.maximum(num, 1)
+
+    mean = mean_of(x)
     distance = mean - stats.mean
-    variance = losses.masked_mean((x - mean) ** 2, mask) + (1 - share) * distance**2
+    variance = mean_of((x - mean) ** 2) + (1 - share) * distance**2
     return Moments(
         mean=stats.mean + share * distance,
         variance=(1 - share) * stats.variance + share * variance,
@@ -92,10 +97,13 @@ def accumulate(stats: Moments, x: Float[Array, "..."], mask: Bool[Array, "*batch
     """
     axes = tuple(range(mask.ndim))
     counts = mask.reshape(*mask.shape, *[1] * (x.ndim - mask.ndim))
-    num = jnp.sum(mask, dtype=x.dtype)
-    # Not 0 times what is masked: that may be no number.
-    mean = jnp.sum(jnp.where(counts, x, 0.0), axes) / jnp.maximum(num, 1)
-    variance = jnp.sum(jnp.where(counts, (x - mean) ** 2, 0.0), axes) / jnp.maximum(num, 1)
+    num = parallel.summed(jnp.sum(mask, dtype=x.dtype))
+
+    def mean_of(x: Array) -> Array:  # not 0 times what is masked: that may be no number
+        return parallel.summed(jnp.sum(jnp.where(counts, x, 0.0), axes)) / jnp.maximum(num, 1)
+
+    mean = mean_of(x)
+    variance = mean_of((x - mean) ** 2)
     total = stats.weight + num
     share, distance = num / jnp.maximum(total, 1), mean - stats.mean
     before = jnp.where(stats.weight > 0, stats.variance, 0.0)

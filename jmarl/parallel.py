@@ -17,10 +17,11 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.flatten_util import ravel_pytree
 from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Array
 
 from jmarl.types import Mixer, Network, Policy, RunState
 
-__all__ = ["gather", "use_cores"]
+__all__ = ["averaged", "common", "gather", "summed", "use_cores"]
 
 
 def use_cores(num: int | None = None) -> int:
@@ -86,20 +87,27 @@ def mine(tree: Any) -> Any:
 
 
 def choose_devices(
-    devices: int | Sequence[jax.Device] | None, num_rows: int, shard: str, num_envs: Callable[[], int]
+    devices: int | Sequence[jax.Device] | None,
+    num_rows: int,
+    shard: str,
+    num_envs: Callable[[], int],
+    num_parts: int | None = None,
 ) -> list[jax.Device]:
     """This process's devices for `num_rows` rows of all processes; see `jmarl.run`.
 
     `num_envs` is called only where it matters: to know it, an environment has to be traced.
     """
-    if shard not in ("seeds", "envs"):
-        raise ValueError(f"shard={shard!r} is not known: choose 'seeds' or 'envs'.")
+    if shard not in ("seeds", "envs", "parts"):
+        raise ValueError(f"shard={shard!r} is not known: choose 'seeds', 'envs' or 'parts'.")
+    if shard == "parts" and num_parts is None:
+        raise ValueError("shard='parts' needs a loop that has some: jmarl.data_parallel(loop, num_parts).")
     num_processes = jax.process_count()
     if num_rows % num_processes:
         raise ValueError(f"{num_rows} seeds cannot be shared equally by {num_processes} processes: choose a multiple.")
     rows, local = num_rows // num_processes, jax.local_devices()
     if devices is None:
-        num_shared = num_envs() if shard == "envs" and len(local) > 1 else rows
+        num_shared = num_parts or 1 if shard == "parts" else rows
+        num_shared = num_envs() if shard == "envs" and len(local) > 1 else num_shared
         return local[: max(n for n in range(1, len(local) + 1) if num_shared % n == 0)]
     if isinstance(devices, int) and not 1 <= devices <= len(local):
         raise ValueError(f"devices={devices}, but there are {len(local)}: choose 1 to {len(local)}.")
@@ -110,11 +118,15 @@ def choose_devices(
         raise ValueError(
             f"{rows} seeds cannot be shared equally by {len(chosen)} devices: choose a multiple, or fewer devices."
         )
+    if shard == "parts" and num_parts % len(chosen):  # type: ignore[operator]  # not None, see above
+        raise ValueError(
+            f"{num_parts} parts cannot be shared equally by {len(chosen)} devices: choose a multiple, or fewer devices."
+        )
     return chosen
 
 
 class Placement:
-    """What lies on which device. `shard` names the axis that is cut: that of seeds, or that of environments."""
+    """What lies on which device. `shard` names the axis that is cut: of seeds, of environments, or of a run's parts."""
 
     def __init__(self, devices: Sequence[jax.Device], shard: str = "seeds"):
         self.devices, self.shard = devices, shard
@@ -122,7 +134,7 @@ class Placement:
         everywhere, rows = PartitionSpec(), PartitionSpec(shard)
         if shard == "seeds":
             self.everywhere, self.rows, self.state = everywhere, rows, rows  # type: Any, Any, Any
-        else:  # the learner is on every device, see `together`
+        else:  # the learner is on every device
             envs: Any = PartitionSpec(None, shard)
             self.everywhere, self.rows = everywhere, everywhere
             self.state = RunState(
@@ -131,7 +143,7 @@ class Placement:
                 obs=envs,
                 first=envs,
                 carry=envs,
-                buffer=everywhere,
+                buffer=everywhere if shard == "envs" else envs,
                 episodes=envs,
                 key=everywhere,  # type: ignore[arg-type]
             )
@@ -145,7 +157,7 @@ class Placement:
 
     def jit(self, function: Callable, in_specs: tuple, out_specs: Any, **options: Any) -> Any:
         """A batched function with every argument and result in its place."""
-        if self.shard == "seeds" and len(self.devices) > 1:
+        if self.shard != "envs" and len(self.devices) > 1:
             function = jax.shard_map(function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
         elif len(self.devices) > 1:
             function = _in_sight_of(self.mesh, function)
@@ -159,6 +171,64 @@ class Placement:
     def _shardings(self, specs: Any) -> Any:
         is_spec = lambda x: isinstance(x, PartitionSpec)  # noqa: E731
         return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), specs, is_leaf=is_spec)
+
+
+# ---------------------------------------------------------------------------------- one learner, several parts
+#
+# The parts of a run (`jmarl.data_parallel`) act, remember and learn by themselves, side by side on a device and on
+# several. What they learn is the same: here are the few numbers on which they agree. Elsewhere all this does nothing.
+
+_PARTS, _PARTS_OF_A_DEVICE = "parts", "parts_of_a_device"
+
+
+def _axes_of_parts() -> tuple[str, ...]:
+    return tuple(name for name in (_PARTS, _PARTS_OF_A_DEVICE) if _axis_size(name) is not None)
+
+
+def side_by_side(function: Callable, out_axes: Any) -> Callable:
+    """`function`, of each part on this device: arguments have an axis of parts in front, and results where said.
+
+    A result without that axis is one on which the parts agree, or tracing fails.
+    """
+    return jax.vmap(function, out_axes=out_axes, axis_name=_PARTS_OF_A_DEVICE)
+
+
+def of_device(tree: Any) -> Any:
+    """Of rows for all parts, those for the parts on this device."""
+    num = _axis_size(_PARTS)
+    if num is None:
+        return tree
+    i = jax.lax.axis_index(_PARTS)
+
+    def rows(x):
+        return jax.lax.dynamic_slice_in_dim(x, i * (len(x) // num), len(x) // num)
+
+    return jax.tree.map(rows, tree)
+
+
+def summed(tree: Any) -> Any:
+    """The sum over a run's parts."""
+    axes = _axes_of_parts()
+    return jax.lax.psum(tree, axes) if axes else tree
+
+
+def averaged(tree: Any) -> Any:
+    """The mean over a run's parts, of all arrays in one go."""
+    axes = _axes_of_parts()
+    if not axes:
+        return tree
+    flat, unravel = ravel_pytree(tree)
+    return unravel(jax.lax.pmean(flat, axes))
+
+
+def common(key: Array) -> Array:
+    """A key that all of a run's parts have: the first one's."""
+    axes = _axes_of_parts()
+    if not axes:
+        return key
+    data = jax.random.key_data(key)
+    is_first = sum(jax.lax.axis_index(name) for name in axes) == 0
+    return jax.random.wrap_key_data(jax.lax.psum(jnp.where(is_first, data, 0), axes), impl=jax.random.key_impl(key))
 
 
 # ------------------------------------------------------------------------------- one learner on several devices
@@ -253,10 +323,14 @@ def split_networks(nets: Any) -> Any:
 
 
 def _num_together() -> int:
+    return _axis_size(_ENVS) or 1
+
+
+def _axis_size(name: str) -> int | None:
     try:
-        return jax.lax.axis_size(_ENVS)
-    except NameError:  # nothing is computed together here
-        return 1
+        return jax.lax.axis_size(name)
+    except NameError:  # nothing is computed along it here
+        return None
 
 
 def _parts(tree: Any, axes: Any) -> Any:

@@ -82,8 +82,9 @@ def run(
       num_seeds: independent runs.
       sweep_axes: which fields of `cfg` hold a value for each setting. Every setting is trained with the same seeds, and
         `[num_seeds]` is `[num_settings * num_seeds]` here, the seeds of a setting side by side.
-      devices: of this process, how many or which. By default as many as can share the seeds, or environments, equally.
-      shard: what they share: "seeds", or the "envs" of each seed for one large run, whose learner each device has.
+      devices: of this process, how many or which. By default as many as can share these equally.
+      shard: what they share: "seeds"; or, for one large run whose learner each device has, the "envs" of each seed,
+        with the numbers of one device, or the "parts" of `jmarl.data_parallel`, which share replay and learning, too.
       seed_axis: how a device computes its seeds: side by side ("vmap") or one after the other ("map"). By default side
         by side, except on a CPU where all environments together have 16 agents or more: there the arrays of one seed
         are large enough to be worth an operation, and small enough to stay in the cache.
@@ -128,7 +129,9 @@ def run(
         one = configs.replace(cfg, {name: x[0] for name, x in swept.items()})
         return len(jax.eval_shape(loop.init, key_init, one).first)
 
-    placement = parallel.Placement(parallel.choose_devices(devices, num_rows, shard, num_envs), shard)
+    num_parts = loop.settings.get("num_parts")
+    chosen = parallel.choose_devices(devices, num_rows, shard, num_envs, num_parts)
+    placement = parallel.Placement(chosen, shard)
 
     def keys_of_rows(key):
         return jnp.concatenate([jax.random.split(key, num_seeds)] * num_settings)

@@ -31,6 +31,7 @@ from jmarl.types import (
 )
 
 __all__ = [
+    "data_parallel",
     "init_state",
     "make_train",
     "off_policy",
@@ -348,6 +349,87 @@ def off_policy(
     settings = {"num_envs": num_envs, "rollout_length": rollout_length, "num_resets": num_resets}
     settings |= {"num_updates": num_updates, "warmup_steps": warmup_steps, **buffer.settings}
     return Loop(init, step, env, algorithm, steps_per_round, num_updates, settings)
+
+
+def data_parallel(loop: Loop, num_parts: int) -> Loop:
+    """A run of several parts that learn one thing, for `jmarl.run(..., shard="parts")`: each device has some of them.
+
+    Each part has environments, rollouts, replay and minibatches of its own, those of `loop`. In every optimiser step
+    the gradients of all parts are averaged, and so are moments by which advantages, values or views are normalised.
+    So `num_parts` times as much is learnt from. It is not to the digit what `loop` makes of as many environments:
+    minibatches are shuffled within a part, and a mean over what counts is taken in each part first. What comes out
+    depends on the number of parts, but not on where they are: without `shard` all of them are on one device.
+
+    Args:
+      loop: of one part.
+      num_parts: how many.
+
+    Raises:
+      ValueError: an environment outside of jax. Tracing raises it for an algorithm whose parts do not agree.
+
+    >>> from jmarl import PPOConfig, envs, ippo
+    >>> loop = on_policy(envs.matrix_game([[1.0, 0.0], [0.0, 0.0]]), ippo, num_envs=4, rollout_length=4)
+    >>> run, _ = jax.jit(make_train(data_parallel(loop, 2), 3))(jax.random.key(0), PPOConfig(hidden_sizes=(8,)))
+    >>> run.first.shape, int(run.env_steps)
+    ((8,), 96)
+    """
+    require_positive(num_parts=num_parts)
+    if loop.env.restart is not None:
+        raise ValueError(f"{loop.env.spec.name} steps outside of jax, on one device: leave data_parallel out.")
+    of_environments = "env_state", "obs", "first", "carry", "episodes"
+
+    def reshaped(run, reshape):
+        return run.replace(**{name: jax.tree.map(reshape, getattr(run, name)) for name in of_environments})
+
+    def joined(run):
+        return reshaped(run, lambda x: x.reshape(-1, *x.shape[2:]))
+
+    @usual_promotion
+    def init(key, cfg):
+        key, key_learner, key_parts = jax.random.split(keys.as_key(key), 3)
+        run = jax.vmap(lambda key: loop.init(key, cfg))(parallel.of_device(jax.random.split(key_parts, num_parts)))
+        state = init_state(loop.algorithm(loop.env.spec, cfg), key_learner)
+        warmup_steps = exploration.count(run.train_state)[0]  # of each part
+        state = state.replace(env_steps=num_parts * warmup_steps)
+        return joined(run).replace(train_state=state, key=key)
+
+    @usual_promotion
+    def step(run, cfg):
+        key, key_parts = jax.random.split(run.key)
+        keys_of_parts = parallel.of_device(jax.random.split(key_parts, num_parts))
+        parts = reshaped(run, lambda x: x.reshape(len(keys_of_parts), -1, *x.shape[1:]))
+
+        def part(mine, key):
+            mine, measured = loop.step(mine.replace(train_state=run.train_state, key=key), cfg)
+            return mine.train_state, mine.replace(train_state=(), key=()), measured
+
+        learn = parallel.side_by_side(part, out_axes=(None, 0, 0))
+        try:
+            state, parts, measured = learn(parts.replace(train_state=(), key=()), keys_of_parts)
+        except ValueError as error:
+            if "out_axes" not in str(error):
+                raise
+            raise ValueError(
+                f"{_name(loop.algorithm)} learns something on which parts do not agree, so it cannot be trained by "
+                f"data_parallel: average it with jmarl.parallel.averaged, or choose shard='envs'."
+            ) from error
+        steps_of_others = (num_parts - 1) * loop.env_steps_per_iteration
+        state = state.replace(env_steps=_count_on(exploration.count(state), steps_of_others))
+        return joined(parts).replace(train_state=state, key=key), _mean_of_parts(measured)
+
+    settings = loop.settings | {"num_parts": num_parts}
+    steps = num_parts * loop.env_steps_per_iteration
+    return loop._replace(init=init, step=step, env_steps_per_iteration=steps, settings=settings)
+
+
+def _mean_of_parts(measured: Metrics) -> Metrics:
+    """Over those in which a metric was measured; a loss is in all of them, even if it is no number."""
+    names = sorted(measured)
+    values = jnp.stack([measured[name] for name in names], axis=-1)
+    is_loss = jnp.array([name.startswith("loss/") for name in names])
+    is_measured = is_loss | ~metrics.is_missing(values)
+    total, num = parallel.summed((jnp.where(is_measured, values, 0).sum(0), is_measured.sum(0)))
+    return dict(zip(names, metrics.mean(total, num), strict=True))
 
 
 def _name(algorithm: Algorithm) -> str:

@@ -31,8 +31,17 @@ QMIX = jmarl.off_policy(
 MADDPG = jmarl.off_policy(
     MEMORY, jmarl.maddpg, buffer=buffers.uniform(64, 8), num_envs=4, rollout_length=4, warmup_steps=16
 )
+PARTS_OF_MAPPO = jmarl.data_parallel(jmarl.on_policy(MEMORY, jmarl.mappo, num_envs=2, rollout_length=4), 4)
+PARTS_OF_QMIX = jmarl.data_parallel(
+    jmarl.off_policy(
+        MEMORY, jmarl.qmix, buffer=buffers.prioritized(64, 8), num_envs=2, rollout_length=4, warmup_steps=16
+    ),
+    4,
+)
 CASES = {
     "mappo": (MAPPO, PPO),
+    "parts_of_mappo": (PARTS_OF_MAPPO, PPO),
+    "parts_of_qmix": (PARTS_OF_QMIX, jmarl.QConfig(**SMALL)),
     "qmix": (QMIX, jmarl.QConfig(**SMALL)),
     "maddpg": (MADDPG, jmarl.DDPGConfig(**SMALL)),
 }
@@ -100,6 +109,42 @@ def compare_environments_with_one_device(name, num, **devices):
     require_close(rows, one_rows)
 
 
+def parts_of_mappo():
+    state, rows = train("parts_of_mappo", num_seeds=1, shard="parts")
+    require_cut_in_parts(state, 4)  # parts, so no more devices than that
+    one, one_rows = train("parts_of_mappo", num_seeds=1, devices=1)
+    require_close(state, one)
+    require_close(rows, one_rows)
+
+
+def parts_of_qmix():
+    """What was saved by four devices goes on on two."""
+    whole, _ = train("parts_of_qmix", num_seeds=1, devices=1)
+    with tempfile.TemporaryDirectory() as folder:
+        save, same = jmarl.Checkpointing(Path(folder) / "checkpoints"), {"num_seeds": 1, "shard": "parts"}
+        state, _ = train("parts_of_qmix", checkpoint=save, callback=lambda *_: True, **same)
+        require_cut_in_parts(state, 4)
+        state, _ = train("parts_of_qmix", checkpoint=save._replace(resume=True), devices=2, **same)
+    require_cut_in_parts(state, 2)
+    require_close(state, whole)
+
+
+def require_cut_in_parts(state, num):
+    for x in jax.tree.leaves((state.first, state.buffer)):
+        assert len(x.addressable_shards) == num and x.addressable_shards[0].data.shape[1] == x.shape[1] // num
+
+
+def parts_talk_once_a_gradient():
+    """Of one optimiser step, and once for the metrics."""
+    cfg = jmarl.PPOConfig(**SMALL, num_epochs=1, num_minibatches=1, normalize_advantage="none")
+    placement = jmarl.parallel.Placement(jax.devices()[:4], "parts")
+    step = jax.vmap(lambda run: PARTS_OF_MAPPO.step(run, cfg))
+    step = placement.jit(step, (placement.state,), (placement.state, placement.rows))
+    run = jax.eval_shape(jax.vmap(lambda key: PARTS_OF_MAPPO.init(key, cfg)), jax.random.split(jax.random.key(0), 1))
+    text = step.lower(run).compile().as_text()
+    assert text.count(" all-reduce(") <= 3 and " all-gather(" not in text  # totals and counts of metrics are two
+
+
 def sums_over_devices():
     """One for each network and step, of all its gradients: not one for each of its arrays."""
     placement = jmarl.parallel.Placement(jax.devices()[:2], "envs")
@@ -135,6 +180,8 @@ def refusals():
         ({"devices": 3}, "8 seeds cannot be shared equally by 3 devices"),
         ({"shard": "agents"}, "shard='agents' is not known"),
         ({"shard": "envs", "devices": 3}, "num_envs=8 cannot be shared equally by 3 devices"),
+        ({"shard": "parts"}, "shard='parts' needs a loop that has some: jmarl.data_parallel"),
+        ({"name": "parts_of_mappo", "shard": "parts", "devices": 3}, "4 parts cannot be shared equally by 3 devices"),
     ]:
         with pytest.raises(ValueError, match=sentence):
             train(**arguments)
@@ -155,6 +202,9 @@ ON_EIGHT = [
     environments_of_mappo,
     environments_of_qmix,
     environments_of_maddpg,
+    parts_of_mappo,
+    parts_of_qmix,
+    parts_talk_once_a_gradient,
     sums_over_devices,
     checkpoints,
     refusals,

@@ -49,13 +49,14 @@ class Options:
     num_envs: int = 64  # environments side by side, per seed
     rollout_length: int = 128  # steps in each environment between two updates
     num_resets: int | None = None  # start states drawn per environment and rollout; None: as many as it can need
+    parts: int = 1  # that share environments, replay and batches, and average their gradients, on devices of their own
     log_every: int | None = None  # iterations between two rows of metrics; None: a hundredth of the run
     eval_episodes: int = 64  # greedy episodes of each evaluation, per seed; 0: no evaluation
     eval_every: int = 10  # rows of metrics between two evaluations; the last row has one in any case
     max_eval_steps: int | None = None  # of an episode of evaluation; None: the environment's own limit
     absolute_episodes: int | None = None  # of each seed's best parameters at the end; None: 10 x eval_episodes; 0: none
     devices: int | None = None  # that share the seeds; of a CPU, its cores; None: all that can have equally many
-    shard: Literal["seeds", "envs"] = "seeds"  # what devices share: seeds, or the environments of each
+    shard: Literal["seeds", "envs", "parts"] = "seeds"  # what devices share: seeds, or environments or parts of each
     distributed: bool = False  # one of several processes that share the seeds, as srun starts them; needs --run-dir
     run_dir: Path | None = None  # a new folder for the results; None: runs/ALGORITHM-ENV-TIME
     checkpoint_every: float = 60.0  # seconds between two checkpoints, from which --resume goes on; 0: none
@@ -111,9 +112,12 @@ def with_replay(options: Any, preset: presets.Preset) -> Any:
     return Options(**given, num_updates=replay.pop("num_updates"), **replay)
 
 
-def make_loop(algorithm: str, env: Env, options: Any, *, num_envs: int) -> Loop:
+def make_loop(algorithm: str, env: Env, options: Any) -> Loop:
     """The loop that the options describe: off-policy where they are `with_replay`."""
-    common = {"num_envs": num_envs, "rollout_length": options.rollout_length, "num_resets": options.num_resets}
+    if options.parts != 1:
+        require_at_least_one(parts=options.parts)
+        return jmarl.data_parallel(make_loop(algorithm, env, _of_a_part(options)), options.parts)
+    common = {name: getattr(options, name) for name in ("num_envs", "rollout_length", "num_resets")}
     if not hasattr(options, "buffer_size"):
         return jmarl.on_policy(env, own.find_algorithm(algorithm), **common)
     longest = env.spec.max_steps
@@ -133,6 +137,25 @@ def make_loop(algorithm: str, env: Env, options: Any, *, num_envs: int) -> Loop:
     )
 
 
+def _of_a_part(options: Any) -> Any:
+    """The options of one of several parts: its share of all that they share."""
+    shared = [name for name in ("num_envs", "buffer_size", "batch_size", "warmup_steps") if hasattr(options, name)]
+    for name in shared:
+        if getattr(options, name) % options.parts:
+            option = name.replace("_", "-")
+            raise UsageError(
+                f"--{option} {getattr(options, name)} cannot be shared equally by --parts {options.parts}: choose a "
+                f"multiple."
+            )
+    shares = {name: getattr(options, name) // options.parts for name in shared}
+    return dataclasses.replace(options, parts=1, **shares)
+
+
+def shard_of(options: Options) -> str:
+    """What devices share: where it is not said, the parts of a single seed."""
+    return "parts" if options.parts > 1 and options.seeds == 1 and options.shard == "seeds" else options.shard
+
+
 def make_envs(options: Options, env_kwargs: dict[str, Any]) -> tuple[Env, Env]:
     """Of training and of evaluation."""
     env = own.make_env(options.env, env_kwargs)
@@ -150,7 +173,7 @@ def build(algorithm: str, options: Options, config: Any, env_kwargs: dict[str, A
     """Everything that is trained, with nothing computed yet: what does not fit together is refused here."""
     try:
         env, eval_env = make_envs(options, env_kwargs)
-        loop = make_loop(algorithm, env, options, num_envs=options.num_envs)
+        loop = make_loop(algorithm, env, options)
         num_iterations = max(1, round(options.total_steps / loop.env_steps_per_iteration))
         if num_iterations > LARGEST:
             raise UsageError(
@@ -187,7 +210,7 @@ def require_memory(built: Built, options: Options) -> None:
     """Refuses an evaluation whose environments alone are more than the memory."""
     if not options.eval_episodes:
         return
-    at_once = options.seeds if options.shard == "seeds" else 1
+    at_once = options.seeds if shard_of(options) == "seeds" else 1
     what = f"--eval-episodes {options.eval_episodes} of {at_once} seeds side by side"
     num_episodes = options.eval_episodes * at_once
     require_room(built.eval_env, built.learner, num_episodes, what, "evaluate fewer episodes")
@@ -288,7 +311,8 @@ def _train(
 ) -> Path:
     require_sensible(options)
     num_absolute_episodes = num_absolute(options)
-    num_shared = options.seeds if options.shard == "seeds" else options.num_envs
+    shard = shard_of(options)
+    num_shared = {"seeds": options.seeds, "envs": options.num_envs, "parts": options.parts}[shard]
     use_devices(options.devices, options.distributed, num_shared)
     is_first = jax.process_index() == 0  # of several processes: the one that writes
     if options.distributed and options.run_dir is None:
@@ -338,7 +362,7 @@ def _train(
             iterations_per_chunk=options.log_every,
             num_seeds=options.seeds,
             devices=options.devices,
-            shard=options.shard,
+            shard=shard,
             sinks=[
                 jmarl.logging.terminal(),
                 *is_longer * [_config_file(folder, facts)],

@@ -246,7 +246,7 @@ def _train_together(group: Group, folder: Path) -> bool:
         num_seeds=options.seeds,
         sinks=[jmarl.logging.terminal(), *_sinks(group, folder)],
         devices=options.devices,
-        shard=options.shard,
+        shard=experiment.shard_of(options),
         evaluation=jmarl.Evaluation(options.eval_episodes, options.eval_every, eval_env)
         if options.eval_episodes
         else None,

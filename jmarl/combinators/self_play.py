@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jmarl import masks, metrics
+from jmarl import masks, metrics, parallel
 from jmarl.combinators import nesting
 from jmarl.configs import config
 from jmarl.learners import checks
@@ -191,7 +191,7 @@ def _count_wins(
     won = (jnp.sign(lead) + 1) / 2
     ended = steps.last & (opponent != _LATEST)
     against = jax.nn.one_hot(opponent, cfg.pool_size) * ended[..., None]
-    new = {"wins": jnp.sum(against * won[..., None], (0, 1)), "games": jnp.sum(against, (0, 1))}
+    new = parallel.summed({"wins": jnp.sum(against * won[..., None], (0, 1)), "games": jnp.sum(against, (0, 1))})
     share = metrics.mean(jnp.sum(won * ended), jnp.sum(ended))
     return {name: cfg.win_memory * own.opt_state[name] + new[name] for name in new}, {"self_play/win_share": share}
 

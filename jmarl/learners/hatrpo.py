@@ -24,7 +24,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
-from jmarl import masks
+from jmarl import masks, parallel
 from jmarl.configs import config
 from jmarl.learners import checks, parts, ppo
 from jmarl.learners.happo import HANets, HAPPOConfig, Player, happo_critic_loss, in_turns
@@ -117,8 +117,12 @@ def trust_region_step(
     surrogate: Callable[[Array], Array], kl: Callable[[Array], Array], params: Float[Array, "P"], cfg: HATRPOConfig
 ) -> tuple[Float[Array, "P"], Metrics]:
     """One step up the surrogate, as the module says; `kl` is from the policy of `params`."""
-    start, gradient = jax.value_and_grad(surrogate)(params)
-    product = curvature_product(kl, params)
+    start, gradient = parallel.averaged(jax.value_and_grad(surrogate)(params))
+    curvature = curvature_product(kl, params)
+
+    def product(v: Array) -> Array:
+        return parallel.averaged(curvature(v))
+
     direction = conjugate_gradient(lambda v: product(v) + cfg.cg_damping * v, gradient, cfg.cg_iterations)
     squared = jnp.vdot(direction, product(direction))
     longest = jnp.where(squared > 0, jnp.sqrt(2 * cfg.max_kl / jnp.where(squared > 0, squared, 1.0)), 0.0)
@@ -130,8 +134,8 @@ def trust_region_step(
     def shorter(state: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
         tried, _, _, _ = state
         candidate = params + longest * cfg.line_search_shrink**tried * direction
-        divergence = kl(candidate)
-        is_accepted = (surrogate(candidate) > start) & (divergence <= cfg.max_kl)  # False for what is not a number
+        raised, divergence = parallel.averaged((surrogate(candidate), kl(candidate)))
+        is_accepted = (raised > start) & (divergence <= cfg.max_kl)  # False for what is not a number
         return tried + 1, candidate, divergence, is_accepted
 
     begin = jnp.int32(0), params, jnp.zeros_like(start), jnp.bool_(False)

@@ -27,6 +27,7 @@ def improve(
 ) -> tuple[Params, Any, Any, Array]:
     """One optimiser step on `loss(params) -> (scalar, aux)`: new parameters and state, aux, norm of the gradient."""
     grads, aux = jax.grad(loss, has_aux=True)(params)
+    grads = parallel.averaged(grads)
     updates, opt_state = optimizer.update(grads, opt_state, params)
     return optax.apply_updates(params, updates), opt_state, aux, optax.global_norm(grads)
 

@@ -31,7 +31,7 @@ import optax
 from flax import struct
 from jaxtyping import Array, Float
 
-from jmarl import configs, losses, masks, normalize, optim
+from jmarl import configs, losses, masks, normalize, optim, parallel
 from jmarl.configs import config
 from jmarl.learners import checks, on_policy, parts
 from jmarl.networks import actor_critic, mixers
@@ -281,7 +281,7 @@ def of_policy(
         )
         new = state.replace(params=params, opt_state=opt_state, step=state.step + 1)
         if cfg.target_kl is not None:
-            stopped = stopped | (metrics["policy/approx_kl"] > cfg.target_kl)
+            stopped = stopped | (parallel.averaged(metrics["policy/approx_kl"]) > cfg.target_kl)
             new = _unless(stopped, state, new)
         return (new, stopped), {**metrics, "loss/grad_norm": norm}
 

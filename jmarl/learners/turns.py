@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, PRNGKeyArray
 
-from jmarl import optim
+from jmarl import optim, parallel
 from jmarl.networks import actor_critic
 from jmarl.types import Carry, EnvSpec, Network, Params
 
@@ -68,7 +68,7 @@ def one_after_the_other(
     Returns:
       The last carry, and all `y`, by turn.
     """
-    order = jax.random.permutation(key, players.num)
+    order = jax.random.permutation(parallel.common(key), players.num)
     return jax.lax.scan(
         lambda carry, x: players.switch(lambda player: turn(player, carry, x[1]), x[0]), start, (order, xs)
     )
