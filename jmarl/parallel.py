@@ -53,6 +53,8 @@ def gather(tree: Any) -> Any:
         return tree
 
     def join(x):
+        if isinstance(x, jax.Array) and not x.is_fully_addressable:  # its rows are those of all processes
+            return _whole(x)
         is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
         mine = np.asarray(jax.random.key_data(x) if is_key else x)
         if not mine.size:
@@ -61,6 +63,24 @@ def gather(tree: Any) -> Any:
         return jax.random.wrap_key_data(jnp.asarray(joined), impl=jax.random.key_impl(x)) if is_key else joined
 
     return jax.tree.map(join, tree)  # leaf by leaf: no device has to hold more than one of them
+
+
+def _whole(x: Any) -> Any:
+    """On this process, of an array that several have together."""
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(jnp.asarray(_whole(jax.random.key_data(x))), impl=jax.random.key_impl(x))
+    is_here = not isinstance(x, jax.Array) or x.is_fully_addressable or x.is_fully_replicated
+    return np.asarray(x) if is_here else np.asarray(multihost_utils.process_allgather(x, tiled=True))
+
+
+def _spread(x: Any, sharding: NamedSharding) -> Any:
+    """Over devices of all processes, each of which has it as a whole; `jax.device_put` knows no others' devices."""
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(_spread(jax.random.key_data(x), sharding), impl=jax.random.key_impl(x))
+    if isinstance(x, jax.Array) and not x.is_fully_addressable:
+        return x
+    whole = np.asarray(x)
+    return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
 
 
 def is_first_process() -> bool:
@@ -80,12 +100,6 @@ def wait_for_all(name: str) -> None:
         multihost_utils.sync_global_devices(name)
 
 
-def mine(tree: Any) -> Any:
-    """This process's rows out of those of all processes."""
-    num, i = jax.process_count(), jax.process_index()
-    return tree if num == 1 else jax.tree.map(lambda x: x[i * len(x) // num : (i + 1) * len(x) // num], tree)
-
-
 def choose_devices(
     devices: int | Sequence[jax.Device] | None,
     num_rows: int,
@@ -101,28 +115,41 @@ def choose_devices(
         raise ValueError(f"shard={shard!r} is not known: choose 'seeds', 'envs' or 'parts'.")
     if shard == "parts" and num_parts is None:
         raise ValueError("shard='parts' needs a loop that has some: jmarl.data_parallel(loop, num_parts).")
-    num_processes = jax.process_count()
-    if num_rows % num_processes:
-        raise ValueError(f"{num_rows} seeds cannot be shared equally by {num_processes} processes: choose a multiple.")
-    rows, local = num_rows // num_processes, jax.local_devices()
-    if devices is None:
-        num_shared = num_parts or 1 if shard == "parts" else rows
-        num_shared = num_envs() if shard == "envs" and len(local) > 1 else num_shared
-        return local[: max(n for n in range(1, len(local) + 1) if num_shared % n == 0)]
+    num_processes, local = jax.process_count(), jax.local_devices()
     if isinstance(devices, int) and not 1 <= devices <= len(local):
         raise ValueError(f"devices={devices}, but there are {len(local)}: choose 1 to {len(local)}.")
-    chosen = local[:devices] if isinstance(devices, int) else list(devices)
-    if not chosen:
+    if not isinstance(devices, int | None) and not devices:
         raise ValueError("devices=[] names no device: name at least one, or None for all that can share the work.")
+    if shard == "parts":
+        return _devices_for_parts(devices, num_parts or 1)
+    if num_rows % num_processes:
+        raise ValueError(f"{num_rows} seeds cannot be shared equally by {num_processes} processes: choose a multiple.")
+    rows = num_rows // num_processes
+    if devices is None:
+        num_shared = num_envs() if shard == "envs" and len(local) > 1 else rows
+        return local[: max(n for n in range(1, len(local) + 1) if num_shared % n == 0)]
+    chosen = local[:devices] if isinstance(devices, int) else list(devices)
     if shard == "seeds" and rows % len(chosen):
         raise ValueError(
             f"{rows} seeds cannot be shared equally by {len(chosen)} devices: choose a multiple, or fewer devices."
         )
-    if shard == "parts" and num_parts % len(chosen):  # type: ignore[operator]  # not None, see above
-        raise ValueError(
-            f"{num_parts} parts cannot be shared equally by {len(chosen)} devices: choose a multiple, or fewer devices."
-        )
     return chosen
+
+
+def _devices_for_parts(devices: int | Sequence[jax.Device] | None, num_parts: int) -> list[jax.Device]:
+    """Of all processes, equally many of each."""
+    num_processes = jax.process_count()
+    if num_parts % num_processes:
+        raise ValueError(f"{num_parts} parts cannot be shared equally by {num_processes} processes: choose a multiple.")
+    if devices is None:
+        numbers = range(1, jax.local_device_count() + 1)
+        devices = max(n for n in numbers if num_parts % (n * num_processes) == 0)
+    if isinstance(devices, int):
+        everywhere = [[x for x in jax.devices() if x.process_index == i] for i in range(num_processes)]
+        devices = [x for of_process in everywhere for x in of_process[:devices]]
+    if num_parts % (num := len(devices)):
+        raise ValueError(f"{num_parts} parts cannot be shared equally by {num} devices: choose a multiple, or fewer.")
+    return list(devices)
 
 
 class Placement:
@@ -148,6 +175,22 @@ class Placement:
                 key=everywhere,  # type: ignore[arg-type]
             )
 
+    @property
+    def num_processes_of_rows(self) -> int:
+        """How many processes share the rows: of one row they share the parts."""
+        return 1 if self.shard == "parts" else jax.process_count()
+
+    def mine(self, tree: Any) -> Any:
+        """This process's rows out of those of all processes."""
+        num, i = self.num_processes_of_rows, jax.process_index()
+        return tree if num == 1 else jax.tree.map(lambda x: x[i * len(x) // num : (i + 1) * len(x) // num], tree)
+
+    def gather(self, tree: Any) -> Any:
+        """The inverse: on every process, all rows as a whole."""
+        if self.shard == "parts" and jax.process_count() > 1:
+            return jax.tree.map(_whole, tree)
+        return gather(tree)
+
     def require_shareable(self, num_envs: int) -> None:
         """Refuses environments that the devices cannot share equally."""
         if self.shard == "envs" and num_envs % len(self.devices):
@@ -166,7 +209,11 @@ class Placement:
 
     def put(self, tree: Any, specs: Any) -> Any:
         """Onto the devices."""
-        return jax.device_put(tree, self._shardings(specs))
+        shardings = self._shardings(specs)
+        if self.shard == "parts" and jax.process_count() > 1:
+            place = lambda sharding, part: jax.tree.map(lambda x: _spread(x, sharding), part)  # noqa: E731
+            return jax.tree.map(place, shardings, tree)
+        return jax.device_put(tree, shardings)
 
     def _shardings(self, specs: Any) -> Any:
         is_spec = lambda x: isinstance(x, PartitionSpec)  # noqa: E731
@@ -379,8 +426,9 @@ def to_host(tree: Any) -> Any:
 
 def memory_of(devices: Sequence[jax.Device]) -> float:
     """Bytes that each of these has; infinite where it is not known. CPU devices share the machine's."""
-    stats = devices[0].memory_stats() or {}  # None on a CPU
-    return float(stats["bytes_limit"]) if "bytes_limit" in stats else memory_of_machine() / len(devices)
+    here = [device for device in devices if device.process_index == jax.process_index()]
+    stats = here[0].memory_stats() or {}  # None on a CPU
+    return float(stats["bytes_limit"]) if "bytes_limit" in stats else memory_of_machine() / len(here)
 
 
 def memory_of_machine(root: Path = Path("/")) -> float:

@@ -83,7 +83,7 @@ def _seed_axis(placement: parallel.Placement, num_rows: int, num_agents: int) ->
     if jax.default_backend() != "cpu":
         return "vmap"
     rows_at_once = len(placement.devices) if placement.shard == "seeds" else 1
-    is_alone = num_rows == rows_at_once * jax.process_count()  # an axis of length 1 costs, too
+    is_alone = num_rows == rows_at_once * placement.num_processes_of_rows  # an axis of length 1 costs, too
     return "map" if is_alone or num_agents >= 16 else "vmap"
 
 
@@ -133,7 +133,7 @@ class Batch:
 
     def __init__(self, functions: Functions, placement: parallel.Placement, swept: Any, memory_limit: int | None):
         self._functions, self._placement, self._swept = functions, placement, swept
-        self.example = _resized(functions.example, len(functions.example.first) // jax.process_count())
+        self.example = _resized(functions.example, len(functions.example.first) // placement.num_processes_of_rows)
         self._lowered = functions.chunk.lower(self.example, 1, swept)
         self._limit = memory_limit or 0.9 * parallel.memory_of(placement.devices)
         self.pieces: list[RunState] = []

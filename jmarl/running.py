@@ -68,7 +68,8 @@ def run(
     An exception of a sink or a callback goes on after the state was saved; it has it as its `run_state`, too.
 
     Where `jax.distributed` joins several processes, all of them call `run` with the same arguments. Each trains its
-    share of the seeds. The first one alone has sinks and writes checkpoints, for all seeds and where all can read them.
+    share of the seeds, or of the parts. The first one alone has sinks and writes checkpoints, for all of them and where
+    all can read them.
 
     Args:
       loop: what to run.
@@ -97,7 +98,8 @@ def run(
         The run stops if it returns True. The next chunk takes the state's memory: copy what you keep.
 
     Returns:
-      The last state, with a leading axis `[num_seeds]`: of this process's seeds, if there are several processes.
+      The last state, with a leading axis `[num_seeds]`: of this process's seeds, if there are several processes. With
+      shard="parts" it is one that all of them hold together, and `jmarl.parallel.gather` makes whole.
     """
     _require_types(loop=loop, sinks=sinks, evaluation=evaluation, checkpoint=checkpoint, callback=callback)
     if checkpoint is not None:
@@ -145,7 +147,7 @@ def run(
     example = functions.example
     _report_replay(example.buffer, num_rows)
     # Everything is traced before anything is opened: what cannot run is refused here.
-    batch = rows.Batch(functions, placement, parallel.mine(values), memory_limit)
+    batch = rows.Batch(functions, placement, placement.mine(values), memory_limit)
     if initial is not None:
         jax.eval_shape(saving.warm_start, batch.example, initial)
     saver = None
@@ -163,7 +165,7 @@ def run(
             evaluation=evaluation,
             checkpoint=checkpoint,
         )
-        saver = saving.Saver(checkpoint, example, measured, facts)
+        saver = saving.Saver(checkpoint, example, measured, facts, placement)
 
     with contextlib.ExitStack() as at_the_end:
         state, progress = None, Progress()
@@ -173,7 +175,7 @@ def run(
         at_the_end.enter_context(host.failures_named(loop.env, played.env or loop.env))
         if state is not None and loop.env.restart is not None and progress.done < num_iterations:
             state = jax.vmap(lambda row, swept: training.begin_anew(loop, row, configs.replace(cfg, dict(swept))))(
-                state, parallel.mine(values)
+                state, placement.mine(values)
             )
             parallel.say(f"{loop.env.spec.name} is not in the checkpoint: the episodes that were under way begin anew.")
         begin -= progress.wall_s
@@ -193,7 +195,7 @@ def run(
             saver.is_begun = True
         if state is not None and progress.done == num_iterations:
             return state
-        batch.start(parallel.mine(keys_init), state, initial)
+        batch.start(placement.mine(keys_init), state, initial)
         del state  # the first chunk takes its memory
         watch = _Watch()
         with _first_signal() as stopped:
@@ -203,15 +205,15 @@ def run(
                 done, num_chunks = progress.done + num, progress.num_chunks + 1
                 env_steps = done * loop.env_steps_per_iteration
                 is_evaluated = evaluation is not None and (num_chunks % evaluation.every == 0 or done == num_iterations)
-                keys = parallel.mine(keys_of_rows(jax.random.fold_in(key_eval, num_chunks))) if is_evaluated else None
+                keys = placement.mine(keys_of_rows(jax.random.fold_in(key_eval, num_chunks))) if is_evaluated else None
                 metrics = batch.advance(num, keys)
                 if is_evaluated:
                     learner = batch.join([piece.train_state for piece in batch.pieces])
                     is_finite = _has_finite_parameters(learner)
-                    watch.parameters(env_steps, parallel.gather(is_finite))
+                    watch.parameters(env_steps, placement.gather(is_finite))
                     if saver is not None:
                         saver.keep_best(learner, metrics, is_finite)
-                metrics = watch.metrics(env_steps, parallel.gather(metrics))
+                metrics = watch.metrics(env_steps, placement.gather(metrics))
                 progress = Progress(done, num_chunks, time.perf_counter() - begin)
                 with _kept_if_it_fails(batch, saver, progress, sinks):
                     _write(sinks, env_steps, progress.wall_s, metrics)

@@ -73,12 +73,20 @@ class Saver:
       example: shapes of the state of all rows.
       measured: shapes of the metrics of an evaluation, {} if there is none.
       facts: of `facts_of`.
+      placement: where rows lie.
     """
 
-    def __init__(self, options: Checkpointing, example: RunState, measured: Metrics, facts: dict[str, Any]):
+    def __init__(
+        self,
+        options: Checkpointing,
+        example: RunState,
+        measured: Metrics,
+        facts: dict[str, Any],
+        placement: parallel.Placement,
+    ):
         if measured and options.best not in measured:
             raise ValueError(f"best={options.best!r} is not measured: choose one of {', '.join(sorted(measured))}.")
-        self._options, self._facts = options, facts
+        self._options, self._facts, self._placement = options, facts, placement
         self._example: dict[str, Any] = {"run": example}
         if measured:
             self._example["best"] = Best(train_state=example.train_state, score=measured[options.best])
@@ -101,7 +109,7 @@ class Saver:
         info = checkpoint_module.describe(folder)["info"]
         _require_same(_saved_facts(info), self._facts)
         parts = {
-            part: parallel.mine(checkpoint_module.restore(folder, self._example[part], part=part))
+            part: self._placement.mine(checkpoint_module.restore(folder, self._example[part], part=part))
             for part in info["parts"]
         }
         self._best = parts.get("best")
@@ -123,7 +131,7 @@ class Saver:
         self._saved_time = time.monotonic()
         if progress.done == self._saved_at:
             return
-        parts = parallel.gather({"run": state} if self._best is None else {"run": state, "best": self._best})
+        parts = self._placement.gather({"run": state} if self._best is None else {"run": state, "best": self._best})
         info = self._facts | {"progress": progress._asdict(), "parts": list(parts)}
         self.wait()  # tells whether the save before this one has failed
         try:

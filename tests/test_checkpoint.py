@@ -229,7 +229,7 @@ def test_another_run_is_not_resumed_and_none_is_overwritten(whole):
 def test_the_metric_of_the_best_must_be_measured(tmp_path):
     options = jmarl.Checkpointing(tmp_path / "checkpoints", best="eval/won")
     with pytest.raises(ValueError, match=r"best='eval/won' is not measured: choose one of eval/a, eval/b"):
-        saving.Saver(options, None, dict.fromkeys(["eval/b", "eval/a"]), {})
+        saving.Saver(options, None, dict.fromkeys(["eval/b", "eval/a"]), {}, None)
     assert not (tmp_path / "checkpoints").exists()
 
 

@@ -181,7 +181,10 @@ def refusals():
         ({"shard": "agents"}, "shard='agents' is not known"),
         ({"shard": "envs", "devices": 3}, "num_envs=8 cannot be shared equally by 3 devices"),
         ({"shard": "parts"}, "shard='parts' needs a loop that has some: jmarl.data_parallel"),
-        ({"name": "parts_of_mappo", "shard": "parts", "devices": 3}, "4 parts cannot be shared equally by 3 devices"),
+        (
+            {"name": "parts_of_mappo", "shard": "parts", "devices": 3},
+            "4 parts cannot be shared equally by 3 devices: choose",
+        ),
     ]:
         with pytest.raises(ValueError, match=sentence):
             train(**arguments)
@@ -290,6 +293,15 @@ def one_of_two(folder):
     state, _ = train_in(Path(folder), callback=lambda *_: True)
     assert len(state.first) == 4  # its own seeds
     train_in(Path(folder), resume=True)
+    parts = Path(folder) / "parts"
+    parts.mkdir(exist_ok=True)
+    train_in(parts, **PARTS, callback=lambda *_: True)
+    state, _ = train_in(parts, **PARTS, resume=True)
+    assert len(state.first.addressable_shards) == 1 and state.first.addressable_shards[0].data.shape == (1, 4)
+    assert jmarl.parallel.gather(state.first).shape == (1, 8)
+
+
+PARTS = {"name": "parts_of_qmix", "num_seeds": 1, "shard": "parts"}
 
 
 def train_in(folder, *, resume=False, **changes):
@@ -307,13 +319,16 @@ def test_two_processes_equal_one(tmp_path):
     processes = [in_a_process("one_of_two", str(tmp_path / "two"), str(i), port) for i in range(2)]
     outputs = [process.communicate(timeout=300)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
-    assert outputs[0].count("Stopped after 2 of 6") == 1 and "Stopped" not in outputs[1]
+    assert outputs[0].count("Stopped after 2 of 6") == 2 and "Stopped" not in outputs[1]
     state, _ = train_in(tmp_path / "one")
     require_close(train_in(tmp_path / "two", resume=True)[0], state)  # it is complete: this only reads
     series = [json.loads((tmp_path / name / "metrics.json").read_text()) for name in ("one", "two")]
     assert series[0]["env_steps"] == series[1]["env_steps"] == [64, 128, 192]
     one, two = (np.array(list(x["metrics"].values()), float) for x in series)
     np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-5)
+    (tmp_path / "one" / "parts").mkdir()
+    state, _ = train_in(tmp_path / "one" / "parts", **PARTS)
+    require_close(train_in(tmp_path / "two" / "parts", **PARTS, resume=True)[0], state)
 
 
 if __name__ == "__main__":
