@@ -21,6 +21,17 @@ def rollout(env, learner, run, *, length):
     return jax.jit(lambda run: training.rollout(env, learner, run, length=length))(run)
 
 
+def play(env, learner, key, *, num_envs, length):
+    """`training.start`, then `training.rollout`."""
+
+    @jax.jit
+    def played(key):
+        run = training.start(env, learner, key, num_envs=num_envs)
+        return training.rollout(env, learner, run, length=length)
+
+    return played(key)
+
+
 def evaluate(env, learner, state, key, **options):
     """`jmarl.evaluate`."""
     return jax.jit(lambda state, key: jmarl.evaluate(env, learner, state, key, **options))(state, key)

@@ -3,6 +3,7 @@
 import functools
 import itertools
 
+import compiled
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -122,7 +123,7 @@ def test_a_team_that_learns_beats_one_that_is_random():
     cfg = {"left": PPO.replace(learning_rate=3e-2), "right": jmarl.RandomConfig()}
     run, _ = play(env, algorithm, cfg, 40, num_envs=16)
     learner = algorithm(env.spec, cfg)
-    scores = jmarl.evaluate(env, learner, run.train_state, jax.random.key(1), num_episodes=8)
+    scores = compiled.evaluate(env, learner, run.train_state, jax.random.key(1), num_episodes=8)
     assert float(scores["eval/return/agent_0"]) == 1.0
 
 
@@ -133,7 +134,7 @@ def test_teams_pad_continuous_actions():
     assert combinators.spec_of(spec, (0, 1)).action_low == ((-1.0,), (-1.0,))
     algorithm = combinators.teams({"red": jmarl.random_policy, "blue": jmarl.isac})
     learner = algorithm(spec, {"red": jmarl.RandomConfig(), "blue": jmarl.SACConfig(**SMALL)})
-    state = learner.init(jax.random.key(0)).replace(env_steps=jnp.int32(0))
+    state = compiled.init(learner, jax.random.key(0)).replace(env_steps=jnp.int32(0))
     obs = zero_observation(spec, (5,))
     action, _, _ = learner.act(state, learner.init_carry((5,)), obs, jnp.ones(5, bool), jax.random.key(1))
     assert action.shape == (5, 3, 2)
@@ -196,13 +197,12 @@ def _shaped_rewards():
     """`(potential, gamma) -> rewards [T, B, N]` that the learner within is given, of one rollout of `counting`."""
     env = counting_env()
     learner = constant(SPEC, PPO)
-    run = jmarl.training.start(env, learner, jax.random.key(0), num_envs=2)
-    run, batch, _ = jax.jit(lambda run: jmarl.rollout(env, learner, run, length=4))(run)
+    run, batch, _ = compiled.play(env, learner, jax.random.key(0), num_envs=2, length=4)
 
     def of(potential, gamma):
         cfg = combinators.ShapedConfig(inner=PPO.replace(gamma=gamma), shaping_schedule="constant")
         shaped = combinators.shaped(constant, potential=potential)(SPEC, cfg)
-        return shaped.update(run.train_state, batch, jax.random.key(1))[1]["reward"]
+        return jax.jit(shaped.update)(run.train_state, batch, jax.random.key(1))[1]["reward"]
 
     return of
 
@@ -282,8 +282,7 @@ def _batch(spec, *, continuous=False):
     """Five steps of two environments, all of them random numbers."""
     random = np.random.default_rng(0)
     learner, env = jmarl.random_policy(GAME.spec, jmarl.RandomConfig()), GAME
-    run = jmarl.training.start(env, learner, jax.random.key(0), num_envs=2)
-    _, batch, _ = jmarl.rollout(env, learner, run, length=5)
+    _, batch, _ = compiled.play(env, learner, jax.random.key(0), num_envs=2, length=5)
     view = lambda obs: obs.replace(agents=jnp.asarray(random.normal(size=(5, 2, 2, 3)), jnp.float32))  # noqa: E731
     steps = batch.steps
     action = jnp.asarray(random.uniform(-2, 2, (5, 2, 2, 2)), jnp.float32) if continuous else steps.action
@@ -297,9 +296,10 @@ def test_icm_losses_match_numpy(continuous):
     spec = EnvSpec(name="", agents=("a", "b"), obs_shape=(3,), state_shape=(6,), **bounds)
     batch, net = _batch(spec, continuous=continuous), ICM(4, 2, (8,), "relu", False)
     learner = combinators.icm(constant)(spec, combinators.ICMConfig(inner=PPO, **MODEL))
-    params = learner.init(jax.random.key(1)).params["intrinsic"]
+    params = compiled.init(learner, jax.random.key(1)).params["intrinsic"]
     code = critics.action_code(spec)
-    inverse, forward = combinators.icm_losses(params, batch, net=net, code=code)
+    losses = jax.jit(functools.partial(combinators.icm_losses, net=net, code=code))
+    inverse, forward = losses(params, batch)
 
     p = jax.tree.map(np.asarray, params)
 
@@ -326,8 +326,7 @@ def test_icm_losses_match_numpy(continuous):
 def test_icm_adds_its_bonus_and_learns():
     cfg = combinators.ICMConfig(inner=PPO, **MODEL, eta=3.0, bonus_start=0.5, model_steps=10, learning_rate=1e-2)
     env, learner = counting_env(), combinators.icm(constant)(SPEC, cfg)
-    run = jmarl.training.start(env, learner, jax.random.key(0), num_envs=2)
-    run, batch, _ = jmarl.rollout(env, learner, run, length=4)
+    run, batch, _ = compiled.play(env, learner, jax.random.key(0), num_envs=2, length=4)
     state, update, told = run.train_state, jax.jit(learner.update), []
     for _ in range(5):
         state, metrics = update(state, batch, jax.random.key(1))
@@ -342,9 +341,8 @@ def test_rnd_divides_by_the_deviation_of_discounted_sums():
     cfg = combinators.RNDConfig(inner=PPO, **MODEL, bonus_of="team", bonus_gamma=0.9)
     learner = combinators.rnd(constant)(SPEC, cfg)
     env = counting_env()
-    run = jmarl.training.start(env, learner, jax.random.key(0), num_envs=2)
-    run, batch, _ = jmarl.rollout(env, learner, run, length=4)
-    state, told = learner.update(run.train_state, batch, jax.random.key(1))
+    run, batch, _ = compiled.play(env, learner, jax.random.key(0), num_envs=2, length=4)
+    state, told = jax.jit(learner.update)(run.train_state, batch, jax.random.key(1))
 
     p = jax.tree.map(np.asarray, run.train_state.params["intrinsic"])
     views = np.asarray(batch.steps.next_obs.agents)
@@ -362,7 +360,7 @@ def test_rnd_divides_by_the_deviation_of_discounted_sums():
     bonus = (error / sums.std()).mean(-1, keepdims=True)
     np.testing.assert_allclose(told["reward"] - RAW, np.broadcast_to(bonus, RAW.shape), rtol=1e-3, atol=1e-5)
     np.testing.assert_allclose(discounted_sums(jnp.asarray(error), 0.9), sums, rtol=1e-6)
-    _, again = learner.update(state, batch, jax.random.key(1))
+    _, again = jax.jit(learner.update)(state, batch, jax.random.key(1))
     assert float(again["intrinsic/distillation_loss"]) < float(told["intrinsic/distillation_loss"])
     frozen = jax.tree.map(
         np.array_equal, state.params["intrinsic"]["target"], run.train_state.params["intrinsic"]["target"]
@@ -385,8 +383,7 @@ def test_rnd_has_a_stream_of_its_own_beside_ppo():
         learner = combinators.rnd(functools.partial(jmarl.ippo, loss=loss))(SPEC, cfg.replace(bonus_start=weight))
         return learner.update(run.train_state, batch, jax.random.key(1))[1]
 
-    run = jmarl.training.start(env, learner, jax.random.key(0), num_envs=2)
-    run, batch, _ = jmarl.rollout(env, learner, run, length=4)
+    run, batch, _ = compiled.play(env, learner, jax.random.key(0), num_envs=2, length=4)
     without, once, twice = (learn(weight) for weight in (0.0, 1.0, 2.0))
     assert without["target"] == once["target"] and np.isfinite(once["intrinsic/critic_loss"])
     gained = once["advantage"] - without["advantage"]

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import compiled
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,7 +27,7 @@ def test_add_an_environment():
     _, metrics = jax.eval_shape(jmarl.make_train(names["loop"], 2), jax.random.key(0), cfg)
     assert metrics["train/return_sum"].shape == (2,)
     learner = jmarl.random_policy(names["spec"], jmarl.RandomConfig())
-    state = learner.init(jax.random.key(0))
+    state = compiled.init(learner, jax.random.key(0))
     scores = jmarl.evaluate(names["env"], learner, state, jax.random.key(1), num_episodes=8)
     np.testing.assert_allclose(scores["eval/left/steps"], 20 - scores["eval/episode_length"], rtol=1e-6)
     assert names["pair"].spec.obs_shape == (14 + 2,) and names["short"].spec.max_steps == 50

@@ -3,6 +3,7 @@
 import doctest
 import sys
 
+import compiled
 import gymnasium
 import gymnax  # noqa: F401  which imports Gymnasium itself
 import jax
@@ -112,7 +113,7 @@ def test_an_evaluation_counts_each_episode_once_and_gives_its_environments_back(
     kind = fresh()
     env = envs.from_host(kind)
     learner = jmarl.random_policy(env.spec, jmarl.RandomConfig())
-    state = learner.init(jax.random.key(0))
+    state = compiled.init(learner, jax.random.key(0))
     play = jax.jit(lambda key: jmarl.evaluate(env, learner, state, key, num_episodes=5))
     for i in range(3):
         before = kind.steps

@@ -3,6 +3,7 @@
 import doctest
 import sys
 
+import compiled
 import gymnasium
 import jax
 import jax.numpy as jnp
@@ -133,7 +134,7 @@ def test_an_evaluation_counts_each_episode_once_and_gives_its_vector_back(mode):
     make, made = walks(mode)
     env = envs.from_gymnasium_vector(make, name="walk", max_steps=4)
     learner = jmarl.random_policy(env.spec, jmarl.RandomConfig())
-    state = learner.init(jax.random.key(0))
+    state = compiled.init(learner, jax.random.key(0))
     play = jax.jit(lambda key: jmarl.evaluation.play_episodes(env, learner, state, key, num_episodes=5))
     for i in range(2):
         episodes = play(jax.random.key(i))
@@ -323,7 +324,7 @@ def test_envpools_images_have_their_channels_last_and_its_evaluations_repeat_the
     np.testing.assert_array_equal(obs.agents[0], np.moveaxis(view[0], 0, -1))
     env = jmarl.make("envpool:CartPole-v1")
     learner = jmarl.random_policy(env.spec, jmarl.RandomConfig())
-    state = learner.init(jax.random.key(0))
+    state = compiled.init(learner, jax.random.key(0))
     play = jax.jit(lambda key: jmarl.evaluate(env, learner, state, key, num_episodes=4)["eval/return_sum"])
     scores = [float(play(jax.random.key(i))) for i in (1, 2, 1)]
     assert scores[0] == scores[2] != scores[1]

@@ -179,7 +179,7 @@ def test_the_view_of_an_agent_that_is_not_there_yet_is_not_remembered():
     learner = jmarl.random_policy(spec, jmarl.RandomConfig())
     learner = learner._replace(greedy=greedy, init_carry=lambda shape: jnp.zeros(shape))
     env = Env(lambda key: (jnp.int32(0), observe(jnp.int32(0))), step, spec)
-    state = learner.init(jax.random.key(0))
+    state = compiled.init(learner, jax.random.key(0))
     assert compiled.evaluate(env, learner, state, jax.random.key(1), num_episodes=2)["eval/return_sum"] == 4
 
 
@@ -188,7 +188,7 @@ def test_an_evaluation_runs_under_jaxs_strict_flags(flag):
     learner = jmarl.random_policy(SPEC, jmarl.RandomConfig())
     learner = learner._replace(greedy=lambda state, carry, obs, first: (jnp.zeros((len(first), 2), jnp.int32), carry))
     env = telling(lambda t: {"won": t == 2})
-    state = learner.init(jax.random.key(0))
+    state = compiled.init(learner, jax.random.key(0))
     usual = compiled.evaluate(env, learner, state, jax.random.key(1), num_episodes=3)
     with FLAGS[flag]():
         env = telling(lambda t: {"won": t == 2})
@@ -204,7 +204,7 @@ def test_older_keys_play_the_same_episodes():
 
     env = env._replace(reset=reset)
     learner = jmarl.random_policy(env.spec, jmarl.RandomConfig())
-    state = learner.init(jax.random.key(0))
+    state = compiled.init(learner, jax.random.key(0))
     scores = [
         evaluation.evaluate(env, learner, state, key, num_episodes=9)["eval/return_sum"]
         for key in (jax.random.key(4), jax.random.PRNGKey(4))
@@ -223,8 +223,8 @@ def test_states_of_several_seeds_play_side_by_side():
     run = jmarl.run(loop, jax.random.key(0), cfg, num_iterations=2, num_seeds=3)
     learner = jmarl.ippo(loop.env.spec, cfg)
     key = jax.random.key(1)
-    together = jmarl.evaluate(loop.env, learner, run.train_state, key, num_episodes=4)
+    together = compiled.evaluate(loop.env, learner, run.train_state, key, num_episodes=4)
     for seed, own_key in enumerate(jax.random.split(key, 3)):
         state = jmarl.checkpoint.take_seed(run.train_state, seed)
-        alone = jmarl.evaluate(loop.env, learner, state, own_key, num_episodes=4)
+        alone = compiled.evaluate(loop.env, learner, state, own_key, num_episodes=4)
         assert {name: float(x[seed]) for name, x in together.items()} == {name: float(x) for name, x in alone.items()}

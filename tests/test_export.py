@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import compiled
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -230,7 +231,7 @@ def test_networks_that_fix_the_number_of_environments_ask_for_it(tmp_path):
         )
 
     learner = jmarl.scripted(policy)
-    state = learner.init(jax.random.key(0))
+    state = compiled.init(learner, jax.random.key(0))
     with pytest.raises(ValueError, match="want to know the number of environments: give a batch_size"):
         export.export_policy(learner, state, env.spec, tmp_path / "policy.jax")
     export.export_policy(learner, state, env.spec, tmp_path / "policy.jax", batch_size=4)
@@ -383,7 +384,7 @@ def test_evaluating_a_run(trained, tmp_path, capsys):
 def test_exploring_draws_anew_at_each_step():
     env = envs.matrix_game([[0.0, 1.0], [2.0, 3.0]], num_steps=64)
     learner = jmarl.random_policy(env.spec, jmarl.RandomConfig())
-    state = learner.init(jax.random.key(0))
+    state = compiled.init(learner, jax.random.key(0))
     player = evaluate.as_in_training(learner, jax.random.key(1))
     metrics = jax.jit(lambda key: jmarl.evaluate(env, player, state, key, num_episodes=16))(jax.random.key(2))
     assert 1.3 < metrics["eval/return_mean"] / 64 < 1.7

@@ -1,5 +1,6 @@
 """FACMAC: losses by hand, the gradient of the joint action, what its mixers promise, games, bad input."""
 
+import compiled
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -47,7 +48,7 @@ def test_losses_match_a_loop_over_steps(mixer):
     """With an agent that dies first, one that waits while the other does too, and target networks of their own."""
     cfg = FACMACConfig(**SMALL, mixer=mixer, team_reward="mean", gamma=0.9)
     learner, nets = jmarl.facmac(SPEC, cfg), default_nets(SPEC, cfg)
-    state = learner.init(jax.random.key(0))
+    state = compiled.init(learner, jax.random.key(0))
     old = jax.tree.map(lambda p: p + 0.2 * jnp.cos(jnp.arange(p.size)).reshape(p.shape), state.params)
     state = state.replace(target_params={name: old[name] for name in state.target_params})
     batch = random_batch(SPEC, jax.random.key(1), length=1, batch_size=5)
@@ -153,7 +154,7 @@ def test_actors_climb_the_value_of_the_team():
     loop = jmarl.off_policy(crossed, jmarl.facmac, buffer=buffers.uniform(2000, 64), **options)
     run, _ = jax.jit(jmarl.make_train(loop, 200))(jax.random.key(0), cfg)
     learner = jmarl.facmac(env.spec, cfg)
-    metrics = jmarl.evaluate(crossed, learner, run.train_state, jax.random.key(1), num_episodes=32)
+    metrics = compiled.evaluate(crossed, learner, run.train_state, jax.random.key(1), num_episodes=32)
     assert float(metrics["eval/return_sum"]) > -0.02
 
 
