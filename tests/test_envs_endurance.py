@@ -86,7 +86,7 @@ class Still:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background may have none
-    pool = workers.Workers(Still, 1, 60.0)
+    pool = workers.Workers(Still, 1, 60.0, workers.Process)
     pool.reset([0], [0])
     print(*[worker._process.pid for worker in pool._workers], flush=True)
     time.sleep(600)

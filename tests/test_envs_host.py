@@ -17,7 +17,7 @@ from jmarl import envs
 from jmarl.cli import lists, own, train
 from jmarl.envs import HostStep, Seen, gymnasium_adapter, host, pettingzoo_adapter
 from jmarl.envs.slots import Slots
-from jmarl.envs.workers import WorkerFailed, Workers
+from jmarl.envs.workers import Process, WorkerFailed, Workers
 from jmarl.types import EnvSpec
 
 TINY = jmarl.PPOConfig(hidden_sizes=(4,), num_minibatches=1, num_epochs=1)
@@ -262,7 +262,7 @@ def test_workers_that_die_or_hang_are_replaced_and_what_they_raise_is_told(capsy
     import cloudpickle
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # this module is much to import
-    workers = Workers(failing, 2, 20.0)
+    workers = Workers(failing, 2, 20.0, Process)
     try:
         here = Slots(failing)
         for store in (here, workers):
