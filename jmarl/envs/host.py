@@ -104,8 +104,7 @@ def _start_of_workers(workers: int, on: str) -> Callable[[bytes], Worker]:
         raise ValueError(f"on={on!r} is none of 'processes', 'ray' and 'ray:HOST:PORT'.")
     if not workers:
         raise ValueError(f"on={on!r} is about workers, and there are none: say how many, workers=4.")
-    ray_actors.connect(address or None)
-    return ray_actors.Actor
+    return ray_actors.Cluster(address or None).start
 
 
 class Pool(abc.ABC):

@@ -1,5 +1,6 @@
 """Workers that are actors of Ray: on this machine, or on all machines of a cluster."""
 
+import collections
 import contextlib
 import signal
 import threading
@@ -11,13 +12,30 @@ from jmarl.envs.workers import Lost, Serving
 INSTALL = 'pip install "jmarl[ray]"'
 
 
-def connect(address: str | None) -> None:
-    """Connects this process to a cluster, once.
+class Cluster:
+    """A cluster of Ray, which this process is connected to once: makes workers on its machines.
 
     Args:
-      address: "HOST:PORT" as `ray start --head` tells it. None: of the environment variable RAY_ADDRESS, or else of the
-        cluster that runs on this machine, or else Ray is started here, and ends with this process.
+      address: "HOST:PORT" as `ray start --head` tells it. None: that of the environment variable RAY_ADDRESS, or of the
+        cluster that runs on this machine; if there is neither, Ray begins here, and ends with this process.
     """
+
+    def __init__(self, address: str | None):
+        _connect(address)
+        self._load: collections.Counter[str] = collections.Counter()  # of each machine: workers begun, and lost
+
+    def start(self, make: bytes) -> "Actor":
+        """A worker on the machine with the fewest for its CPUs; on none that offers no CPU, while others do."""
+        import ray
+
+        alive = [node for node in ray.nodes() if node["Alive"]]
+        offering = [node for node in alive if node["Resources"].get("CPU")] or alive
+        place = min(offering, key=lambda node: (self._load[node["NodeID"]] + 1) / node["Resources"].get("CPU", 1.0))
+        self._load[place["NodeID"]] += 1
+        return Actor(make, place["NodeID"], place["NodeManagerAddress"], self._load)
+
+
+def _connect(address: str | None) -> None:
     try:
         import ray
     except ImportError as error:
@@ -36,19 +54,26 @@ def connect(address: str | None) -> None:
         _silence(ray)
     elif address not in (None, known := ray.get_runtime_context().gcs_address):
         raise ValueError(f"on='ray:{address}', but this process belongs to the cluster at {known} already.")
-    if not ray.cluster_resources().get("CPU"):
-        raise ValueError("on='ray': no machine of the cluster offers CPUs: add one with `ray start --address=ADDRESS`.")
 
 
 class Actor:
-    """An actor with `Serving`: a `workers.Worker`. Ray begins them on one machine after the other."""
+    """An actor with `Serving`: a `workers.Worker`.
 
-    def __init__(self, make: bytes):
+    Args:
+      make: makes an environment, pickled.
+      node: the id that Ray has for the machine.
+      host: its address.
+      load: of machines by id, to which it adds when it dies, so that others come first.
+    """
+
+    def __init__(self, make: bytes, node: str, host: str, load: collections.Counter[str]):
         import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        # An actor of which nothing is said needs an idle CPU to begin, and none afterwards: so others begin in place
-        # of those of a machine that is gone, and those of training and of evaluation, which take turns, share CPUs.
-        self._actor = ray.remote(Serving).options(scheduling_strategy="SPREAD").remote(make)
+        # No CPU is set aside: those of training and of evaluation take turns, and some may have to move together.
+        options = {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)}
+        self._actor = ray.remote(Serving).options(**options).remote(make)
+        self._node, self._host, self._load = node, host, load
         self._answer: Any = None
 
     def send(self, question: tuple[Any, ...]) -> None:
@@ -60,9 +85,10 @@ class Actor:
         try:
             return ray.get(self._answer, timeout=timeout_s)
         except ray.exceptions.GetTimeoutError:
-            raise Lost(f"has not answered for {timeout_s:g} seconds") from None
+            raise Lost(f"on {self._host} has not answered for {timeout_s:g} seconds") from None
         except ray.exceptions.RayError:
-            raise Lost("has died") from None
+            self._load[self._node] += 1
+            raise Lost(f"on {self._host} has died") from None
 
     def end(self) -> None:
         import ray

@@ -1,5 +1,6 @@
 """Environments in Python in processes of their own, which may die or hang without the run doing so."""
 
+import collections
 import contextlib
 import multiprocessing
 import os
@@ -125,19 +126,20 @@ class Workers:
             if ks:
                 worker.send((method, *[[column[k] for k in ks] for column in (numbers, *columns)]))
         answers: list[Any] = [None] * len(numbers)
+        lost: dict[int, str] = {}
         failure = None
         for w, ks in enumerate(of_worker):
-            if ks:
-                try:
-                    is_answer, content = self._receive(w)
-                except Lost as lost:
-                    self._replace(w, lost)
-                    continue
-                if not is_answer:  # told when all have answered, so that no answer is left for the next question
-                    failure = failure or WorkerFailed(*content)
-                    continue
-                for k, answer in zip(ks, content, strict=True):
-                    answers[k] = answer
+            try:
+                is_answer, content = self._receive(w) if ks else (True, [])
+            except Lost as error:
+                lost[w] = str(error)
+                continue
+            if not is_answer:  # told when all have answered, so that no answer is left for the next question
+                failure = failure or WorkerFailed(*content)
+                continue
+            for k, answer in zip(ks, content, strict=True):
+                answers[k] = answer
+        self._replace(lost)
         if failure is not None:
             raise failure
         return answers
@@ -148,11 +150,14 @@ class Workers:
         self._has_answered[w] = True
         return answer
 
-    def _replace(self, w: int, lost: Lost) -> None:
-        """A new worker, which knows of no episode."""
-        self._workers[w].end()
-        self._workers[w], self._has_answered[w] = self._start(self._make), False
-        parallel.say(f"A worker of {self.spec.name} {lost}: it is replaced, and the episodes in it are cut off.")
+    def _replace(self, lost: dict[int, str]) -> None:
+        """New workers, which know of no episode, in place of those that were lost, with the reasons."""
+        for why, num in collections.Counter(lost.values()).items():
+            who = "A worker" if num == 1 else f"Each of {num} workers"
+            parallel.say(f"{who} of {self.spec.name} {why}: it is replaced, and the episodes in it are cut off.")
+        for w in lost:
+            self._workers[w].end()
+            self._workers[w], self._has_answered[w] = self._start(self._make), False
 
 
 class Serving:
