@@ -2,7 +2,9 @@
 
 import collections
 import contextlib
+import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 from jmarl.envs.workers import Lost, Serving
 
 INSTALL = 'pip install "jmarl[ray]"'
+_CONNECT_S = 10.0
 
 
 class Cluster:
@@ -40,20 +43,31 @@ def _connect(address: str | None) -> None:
         import ray
     except ImportError as error:
         raise ImportError(f"on='ray' needs Ray: {INSTALL}.") from error
-    if not ray.is_initialized():
-        try:
-            with _handler_kept():
-                # Its words are for those who look after the cluster. A worker's traceback is shown by jmarl, once.
-                ray.init(address, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            where = "on='ray'" if address is None else f"on='ray:{address}'"
-            raise ConnectionError(
-                f"{where}: Ray finds no cluster there that this machine belongs to. `ray start --head` begins one and "
-                f"tells its address, `ray start --address=ADDRESS` joins it."
-            ) from error
-        _silence(ray)
-    elif address not in (None, known := ray.get_runtime_context().gcs_address):
-        raise ValueError(f"on='ray:{address}', but this process belongs to the cluster at {known} already.")
+    if ray.is_initialized():
+        known = ray.get_runtime_context().gcs_address
+        if address not in (None, known):
+            raise ValueError(f"on='ray:{address}', but this process belongs to the cluster at {known} already.")
+        return
+    address = address or os.environ.get("RAY_ADDRESS")
+    try:
+        if address is not None:
+            _require_answer(address)
+        with _sigterm_kept():
+            # Its words are for those who look after the cluster. A worker's traceback is shown by jmarl, once.
+            ray.init(address, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    except (OSError, RuntimeError, ValueError) as error:
+        where = "on='ray'" if address is None else f"on='ray:{address}'"
+        raise ConnectionError(
+            f"{where}: Ray finds no cluster there that this machine belongs to. `ray start --head` begins one and "
+            f"tells its address, HOST:PORT; `ray start --address=HOST:PORT` joins it."
+        ) from error
+    _silence(ray)
+
+
+def _require_answer(address: str) -> None:
+    """Raises where nobody listens, for which Ray would wait some minutes."""
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host, int(port)), _CONNECT_S).close()
 
 
 class Actor:
@@ -98,15 +112,16 @@ class Actor:
 
 
 @contextlib.contextmanager
-def _handler_kept() -> Iterator[None]:
-    """Ray puts a handler of SIGTERM in place of one that is there."""
+def _sigterm_kept() -> Iterator[None]:
+    """Ray has SIGTERM handled in place of one that handles it already, and prints a stack where nobody does."""
     is_main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
     finally:
-        if is_main and before not in (signal.SIG_DFL, None):
-            signal.signal(signal.SIGTERM, before)
+        if is_main:
+            is_handled = callable(before)
+            signal.signal(signal.SIGTERM, before if is_handled else signal.getsignal(signal.SIGTERM))
 
 
 def _silence(ray: Any) -> None:

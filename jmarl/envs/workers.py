@@ -207,8 +207,7 @@ class Process:
 
 def _serve(pipe: Any, make: bytes) -> None:
     """What a process does until the other end of its pipe is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which ends its workers
-    end_with_parent()
+    follow_parent()
     serving = Serving(make)
     try:
         while True:
@@ -217,17 +216,21 @@ def _serve(pipe: Any, make: bytes) -> None:
         os._exit(0)
 
 
-def end_with_parent() -> None:
-    """Ends this process, a daemon of `multiprocessing`, once its parent is gone: also while an environment hangs."""
+def follow_parent() -> None:
+    """Ends this process once its parent is gone, also while an environment hangs, and leaves Ctrl-C to the parent.
+
+    Does nothing but in a daemon of `multiprocessing`.
+    """
     parent = multiprocessing.parent_process()
     if parent is None or not multiprocessing.current_process().daemon:
         return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def watch() -> None:
         parent.join()
         os._exit(0)
 
-    threading.Thread(target=watch, daemon=True, name="jmarl_end_with_parent").start()
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _pickled(make: Callable[[], HostEnv]) -> bytes:
