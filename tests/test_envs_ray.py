@@ -33,22 +33,23 @@ def cluster():
         patch.setenv("RAY_TMPDIR", folder)
         patch.setenv("RAY_AUTH_MODE", "disabled")  # or a file in the user's home would decide
         made = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+        patch.setenv("RAY_ADDRESS", made.address)
         yield made
         ray.shutdown()
         made.shutdown()
 
 
-def test_no_cluster_is_told_of_at_once():
+def test_no_cluster_is_told_of_at_once(monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     with pytest.raises(
-        ConnectionError, match=r"^on='ray:127.0.0.1:1': Ray finds no cluster there .*--address=HOST:PORT"
+        ValueError, match=r"^on='ray': Ray finds no cluster at RAY_ADDRESS=127.0.0.1:1 .*=HOST:PORT` joi"
     ):
-        envs.from_host(failing.Count, workers=2, on="ray:127.0.0.1:1")
+        envs.from_host(failing.Count, workers=2, on="ray")
     assert not ray.is_initialized()
 
 
 DRIVER = """
 import os
-import sys
 import threading
 import time
 
@@ -59,7 +60,7 @@ from jmarl.envs import ray_actors, workers
 
 if __name__ == "__main__":
     cloudpickle.register_pickle_by_value(failing)
-    store = workers.Workers(failing.failing, 1, 600.0, ray_actors.Cluster(sys.argv[1]).start)
+    store = workers.Workers(failing.failing, 1, 600.0, ray_actors.Cluster().start)
     store.reset([0], [0])
     pid = ray.get(store._workers[0]._actor.__ray_call__.remote(lambda _: os.getpid()))
     threading.Thread(target=store.step, args=([0], [0], [False], [[2]]), daemon=True).start()
@@ -73,7 +74,7 @@ if __name__ == "__main__":
 def test_actors_end_with_a_run_that_was_killed(cluster, tmp_path):
     (tmp_path / "driver.py").write_text(DRIVER)
     environ = os.environ | {"PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *filter(None, sys.path)])}
-    command = [sys.executable, str(tmp_path / "driver.py"), cluster.address]
+    command = [sys.executable, str(tmp_path / "driver.py")]
     driver = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ)
     try:
         pids = {"hangs": int(driver.stdout.readline())}
@@ -85,16 +86,8 @@ def test_actors_end_with_a_run_that_was_killed(cluster, tmp_path):
 
 
 def test_actors_that_die_or_hang_are_replaced_and_what_they_raise_is_told(cluster, capfd):
-    start = ray_actors.Cluster(cluster.address).start
+    start = ray_actors.Cluster().start
     failing.require_that_the_lost_are_replaced(start, capfd, where=f" on {ray.util.get_node_ip_address()}")
-
-
-def test_a_process_belongs_to_one_cluster(cluster):
-    ray_actors.Cluster(cluster.address)
-    with pytest.raises(
-        ValueError, match=r"^on='ray:other:1', but this process belongs to the cluster at .* already\.$"
-    ):
-        envs.from_host(failing.Count, workers=2, on="ray:other:1")
 
 
 def first_of(env):
@@ -107,7 +100,7 @@ def first_of(env):
 
 def test_a_machine_that_is_gone_takes_its_episodes_with_it_and_no_others(cluster, capfd):
     node = cluster.add_node(num_cpus=2)
-    on_ray = envs.from_host(failing.Count, workers=2, on=f"ray:{cluster.address}")
+    on_ray = envs.from_host(failing.Count, workers=2, on="ray")
     (_, expected), _ = first_of(envs.from_host(failing.Count))
     (run, batch), roll = first_of(on_ray)
     jax.tree.map(np.testing.assert_array_equal, expected, batch)

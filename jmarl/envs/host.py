@@ -33,6 +33,8 @@ from jmarl.envs.views import with_agent_ids
 from jmarl.envs.workers import Process, Worker, WorkerFailed, Workers
 from jmarl.types import Action, Env, EnvSpec, Observation, Outcome
 
+PLACES = ("processes", "ray")  # of workers
+
 
 class HostState(NamedTuple):
     """What a compiled program holds of an environment of Python.
@@ -66,8 +68,7 @@ def from_host(
       make: makes one environment.
       workers: how many share the environments; 0: all are in this process. One that dies, or does not answer, is
         replaced, the episodes in it are cut off, and the run goes on.
-      on: what workers are: "processes" of this machine, or actors of "ray" on all machines of a cluster: the one that
-        runs here, or "ray:HOST:PORT". Without a cluster Ray begins one of this machine.
+      on: "processes" of this machine, or "ray": actors on all machines of the cluster that this one belongs to.
       timeout_s: seconds that a worker may take for an answer.
       agent_ids: put a one-hot id before each agent's features.
       time_limit: "truncated" or "terminal", see `jmarl.make`.
@@ -97,14 +98,13 @@ def from_host(
 
 def _start_of_workers(workers: int, on: str) -> Callable[[bytes], Worker]:
     """What makes one."""
+    if on not in PLACES:
+        raise ValueError(f"on={on!r} is not one of {PLACES}.")
     if on == "processes":
         return Process
-    package, _, address = on.partition(":")
-    if package != "ray" or address.startswith("//"):
-        raise ValueError(f"on={on!r} is none of 'processes', 'ray' and 'ray:HOST:PORT'.")
     if not workers:
         raise ValueError(f"on={on!r} is about workers, and there are none: say how many, workers=4.")
-    return ray_actors.Cluster(address or None).start
+    return ray_actors.Cluster().start
 
 
 class Pool(abc.ABC):

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import threading
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,15 +17,15 @@ _CONNECT_S = 10.0
 
 
 class Cluster:
-    """A cluster of Ray, which this process is connected to once: makes workers on its machines.
+    """The cluster of Ray that this process belongs to: makes workers on its machines.
 
-    Args:
-      address: "HOST:PORT" as `ray start --head` tells it. None: that of the environment variable RAY_ADDRESS, or of the
-        cluster that runs on this machine; if there is neither, Ray begins here, and ends with this process.
+    It is the one that `ray.init` was told of, or that of the environment variable RAY_ADDRESS, or the one that runs on
+    this machine. If there is none, Ray begins on this machine, and ends with this process. An address is no option of
+    an environment: it says where a run is computed, and someone else's run must not say whom this machine listens to.
     """
 
-    def __init__(self, address: str | None):
-        _connect(address)
+    def __init__(self) -> None:
+        _connect()
         self._load: collections.Counter[str] = collections.Counter()  # of each machine: workers begun, and lost
 
     def start(self, make: bytes) -> "Actor":
@@ -38,27 +39,26 @@ class Cluster:
         return Actor(make, place["NodeID"], place["NodeManagerAddress"], self._load)
 
 
-def _connect(address: str | None) -> None:
+def _connect() -> None:
     try:
         import ray
     except ImportError as error:
         raise ImportError(f"on='ray' needs Ray: {INSTALL}.") from error
     if ray.is_initialized():
-        known = ray.get_runtime_context().gcs_address
-        if address not in (None, known):
-            raise ValueError(f"on='ray:{address}', but this process belongs to the cluster at {known} already.")
         return
-    address = address or os.environ.get("RAY_ADDRESS")
+    address = os.environ.get("RAY_ADDRESS")
     try:
-        if address is not None:
+        if address not in (None, "", "auto", "local"):
             _require_answer(address)
-        with _sigterm_kept():
+        with _sigterm_kept(), warnings.catch_warnings():
+            # Jax warns of forks, and these here begin programs that know nothing of jax.
+            warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
             # Its words are for those who look after the cluster. A worker's traceback is shown by jmarl, once.
-            ray.init(address, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+            ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     except (OSError, RuntimeError, ValueError) as error:
-        where = "on='ray'" if address is None else f"on='ray:{address}'"
-        raise ConnectionError(
-            f"{where}: Ray finds no cluster there that this machine belongs to. `ray start --head` begins one and "
+        where = f"at RAY_ADDRESS={address}" if address else "here"
+        raise ValueError(
+            f"on='ray': Ray finds no cluster {where} that this machine belongs to. `ray start --head` begins one and "
             f"tells its address, HOST:PORT; `ray start --address=HOST:PORT` joins it."
         ) from error
     _silence(ray)
@@ -67,7 +67,7 @@ def _connect(address: str | None) -> None:
 def _require_answer(address: str) -> None:
     """Raises where nobody listens, for which Ray would wait some minutes."""
     host, _, port = address.rpartition(":")
-    socket.create_connection((host, int(port)), _CONNECT_S).close()
+    socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
 
 
 class Actor:
