@@ -1,6 +1,7 @@
 """Environments in actors of Ray, on two nodes of a cluster that both are this machine."""
 
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -46,6 +47,21 @@ def test_no_cluster_is_told_of_at_once(monkeypatch):
     ):
         envs.from_host(failing.Count, workers=2, on="ray")
     assert not ray.is_initialized()
+
+
+def test_a_cluster_that_ended_is_not_waited_for(monkeypatch, tmp_path):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    asked = []
+    monkeypatch.setattr(ray, "init", lambda address, **_: asked.append(address))
+    ray_actors.Cluster()  # no machine was joined to a cluster
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text("127.0.0.1:1")
+    ray_actors.Cluster()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        (tmp_path / "ray" / "ray_current_cluster").write_text(f"127.0.0.1:{server.getsockname()[1]}")
+        ray_actors.Cluster()
+    assert asked == ["local", "local", "auto"]
 
 
 DRIVER = """

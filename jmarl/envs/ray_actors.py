@@ -9,6 +9,7 @@ import socket
 import threading
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from jmarl.envs.workers import Lost, Serving
@@ -47,22 +48,32 @@ def _connect() -> None:
         raise ImportError(f"on='ray' needs Ray: {INSTALL}.") from error
     if ray.is_initialized():
         return
-    address = os.environ.get("RAY_ADDRESS")
+    given = os.environ.get("RAY_ADDRESS")
     try:
-        if address not in (None, "", "auto", "local"):
-            _require_answer(address)
+        if given and given not in ("auto", "local"):
+            _require_answer(given)
+        address = None if given else "auto" if _runs_here() else "local"
         with _sigterm_kept(), warnings.catch_warnings():
             # Jax warns of forks, and these here begin programs that know nothing of jax.
             warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
             # Its words are for those who look after the cluster. A worker's traceback is shown by jmarl, once.
-            ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+            ray.init(address, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     except (OSError, RuntimeError, ValueError) as error:
-        where = f"at RAY_ADDRESS={address}" if address else "here"
+        where = f"at RAY_ADDRESS={given}" if given else "here"
         raise ValueError(
             f"on='ray': Ray finds no cluster {where} that this machine belongs to. `ray start --head` begins one and "
             f"tells its address, HOST:PORT; `ray start --address=HOST:PORT` joins it."
         ) from error
     _silence(ray)
+
+
+def _runs_here() -> bool:
+    """The cluster to which this machine was joined last is still there: Ray would wait for it some minutes, too."""
+    try:
+        _require_answer(Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster").read_text().strip())
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _require_answer(address: str) -> None:
