@@ -1,4 +1,4 @@
-"""Environments in actors of Ray, on two nodes of a cluster that both are this machine."""
+"""Environments in actors of Ray, on two nodes of a cluster that are one machine."""
 
 import os
 import socket
@@ -24,7 +24,7 @@ cloudpickle.register_pickle_by_value(failing)  # tests are much to import
 
 @pytest.fixture(scope="module")
 def cluster():
-    """Of one node, to which the tests belong."""
+    """Of a head without environments, to which the tests belong, and one node."""
     from ray.cluster_utils import Cluster
 
     with (
@@ -33,7 +33,8 @@ def cluster():
     ):
         patch.setenv("RAY_TMPDIR", folder)
         patch.setenv("RAY_AUTH_MODE", "disabled")  # or a file in the user's home would decide
-        made = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+        made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+        made.add_node(num_cpus=2)
         patch.setenv("RAY_ADDRESS", made.address)
         yield made
         ray.shutdown()
@@ -123,7 +124,7 @@ def test_a_machine_that_is_gone_takes_its_episodes_with_it_and_no_others(cluster
 
     where = lambda _: ray.get_runtime_context().get_node_id()  # noqa: E731  which is sent as it is
     nodes = [ray.get(worker._actor.__ray_call__.remote(where)) for worker in on_ray.unwrapped._store._workers]
-    assert len(set(nodes)) == 2
+    assert len(set(nodes)) == 2 and cluster.head_node.node_id not in nodes
     gone = nodes.index(node.node_id)
     cluster.remove_node(node, allow_graceful=False)
     _, batch = roll(run)
