@@ -1,5 +1,6 @@
 """Environments in Python over long runs: nothing is compiled again, memory stays, and no process is left behind."""
 
+import ast
 import os
 import signal
 import subprocess
@@ -68,7 +69,11 @@ def test_thousands_of_iterations_compile_once_and_take_no_more_memory(kind):
 
 PARENT = """
 import signal
+import threading
 import time
+
+import jax
+import jmarl
 from jmarl.envs import slots, workers
 from jmarl.types import EnvSpec
 
@@ -80,15 +85,25 @@ class Still:
     def reset(self, seed):
         return slots.Seen([[0.0]])
 
+    def step(self, action):
+        time.sleep(600)
+
     def close(self):
         pass
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background may have none
-    pool = workers.Workers(Still, 1, 60.0)
-    pool.reset([0], [0])
-    print(*[worker._process.pid for worker in pool._workers], flush=True)
+    stores = [workers.Workers(Still, 1, 600.0, workers.Process) for _ in range(2)]
+    for store in stores:
+        store.reset([0], [0])
+    # The second one hangs, and hears of nothing.
+    threading.Thread(target=stores[1].step, args=([0], [0], [False], [0]), daemon=True).start()
+    vector = jmarl.make("gymnasium:CartPole-v1", vector="async")
+    vector.reset(jax.random.key(0))
+    processes = {"waits": stores[0]._workers[0]._process, "hangs": stores[1]._workers[0]._process}
+    [processes["vector"]] = vector.unwrapped._groups[0].env.processes
+    print({name: process.pid for name, process in processes.items()}, flush=True)
     time.sleep(600)
 """
 
@@ -101,20 +116,32 @@ def is_alive(pid):
         return False
 
 
+def alive_after(pids, seconds):
+    """The names of those that are still there then, or as soon as none is."""
+    deadline = time.monotonic() + seconds
+    while any(map(is_alive, pids.values())) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return [name for name, pid in pids.items() if is_alive(pid)]
+
+
 @pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="needs Linux")
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
 def test_whatever_ends_a_run_ends_its_workers(name, tmp_path):
     (tmp_path / "parent.py").write_text(PARENT)
-    parent = subprocess.Popen([sys.executable, str(tmp_path / "parent.py")], stdout=subprocess.PIPE, text=True)
+    with open(tmp_path / "errors", "w") as errors:
+        command = [sys.executable, str(tmp_path / "parent.py")]
+        parent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True)
     try:
-        pids = [int(word) for word in parent.stdout.readline().split()]
-        assert len(pids) == 1 and is_alive(pids[0])
-        parent.send_signal(getattr(signal, name))
+        pids = ast.literal_eval(parent.stdout.readline())
+        assert list(pids) == ["waits", "hangs", "vector"] and all(map(is_alive, pids.values()))
+        if name == "SIGINT":  # as a terminal sends it, to all
+            os.killpg(parent.pid, signal.SIGINT)
+        else:
+            parent.send_signal(getattr(signal, name))
         parent.wait(30)
-        deadline = time.monotonic() + 30
-        while any(map(is_alive, pids)) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert not any(map(is_alive, pids))
+        assert alive_after(pids, 30) == []
     finally:
         parent.kill()
         parent.wait()
+    # Python tells of an interrupt, once; the workers of nothing.
+    assert (tmp_path / "errors").read_text().count("Traceback") == (name == "SIGINT")

@@ -4,6 +4,7 @@ import doctest
 import sys
 
 import compiled
+import failing
 import gymnasium
 import gymnax  # noqa: F401  which imports Gymnasium itself
 import jax
@@ -17,8 +18,7 @@ import jmarl
 from jmarl import envs
 from jmarl.cli import lists, own, train
 from jmarl.envs import HostStep, Seen, gymnasium_adapter, host, pettingzoo_adapter
-from jmarl.envs.slots import Slots
-from jmarl.envs.workers import WorkerFailed, Workers
+from jmarl.envs.workers import Process, Workers
 from jmarl.types import EnvSpec
 
 TINY = jmarl.PPOConfig(hidden_sizes=(4,), num_minibatches=1, num_epochs=1)
@@ -227,68 +227,33 @@ def test_masks_and_states_are_passed_on():
 # -------------------------------------------------------------------------------------------------------------- workers
 
 
-def failing():
-    """An environment that fails in the way its action says, of a class that a process need not import to have."""
-    import os
-    import time
-
-    from jmarl.envs import HostStep, Seen
-    from jmarl.types import EnvSpec
-
-    class Failing:
-        spec = EnvSpec(name="failing", agents=("ann",), obs_shape=(1,), state_shape=(1,), num_actions=4, max_steps=9)
-        info = ("time",)
-
-        def reset(self, seed):
-            self.time, self.place = 0, seed
-            return Seen([[seed]])
-
-        def step(self, action):
-            self.time += 1
-            if action[0] == 1:
-                os._exit(1)
-            if action[0] == 2:
-                time.sleep(100)
-            if action[0] == 3:
-                raise ZeroDivisionError("the wheel came off")
-            return HostStep(Seen([[self.time]]), 1.0, False, self.time == 2, {"time": self.time})
-
-        def close(self):
-            pass
-
-    return Failing()
-
-
-def test_workers_that_die_or_hang_are_replaced_and_what_they_raise_is_told(capsys):
+def test_processes_that_die_or_hang_are_replaced_and_what_they_raise_is_told(capsys):
     import cloudpickle
 
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # this module is much to import
-    workers = Workers(failing, 2, 20.0)
-    try:
-        here = Slots(failing)
-        for store in (here, workers):
-            shown = store.reset([0, 1, 2], [5, 6, 7])
-            answers = store.step([0, 1, 2], [0] * 3, [False] * 3, [np.array([0])] * 3)
-            told = [*shown, *answers] if store is here else told
-        jax.tree.map(np.testing.assert_array_equal, told, [*shown, *answers])
-        for action, why in ((1, "has died"), (2, "has not answered for 3 seconds")):
-            workers._timeout_s = 20.0 if action == 1 else 3.0
-            clock = 1 if action == 1 else 3
-            lost, other = workers.step([2, 1], [clock, action], [False] * 2, [np.array([action]), np.array([0])])
-            assert (lost.last, lost.terminated.tolist(), lost.reward.tolist()) == (True, [False], [0.0])
-            assert other.reward == 1.0 and other.last == (action == 1)
-            np.testing.assert_array_equal(lost.seen[0], [[1.0]])  # what it showed before
-            assert f"A worker of failing {why}: it is replaced, and the episodes in it" in capsys.readouterr().out
-            workers._timeout_s = 20.0
-            [going_on] = workers.step([2], [clock + 1], [False], [np.array([0])])
-            assert going_on.reward == 1.0 and not going_on.last
-        with pytest.raises(
-            WorkerFailed, match=r"in a worker:\nTraceback .*\n(.*\n)*ZeroDivisionError: the wheel came off"
-        ):
-            workers.step([2], [5], [False], [np.array([3])])
-    finally:
-        workers.close()
+    cloudpickle.register_pickle_by_value(failing)  # tests are much to import
+    workers = failing.require_that_the_lost_are_replaced(Process, capsys)
     assert not any(worker._process.is_alive() for worker in workers._workers)
+
+
+def test_workers_that_do_not_fit_are_refused_or_told_of(capsys):
+    for options, words in (
+        ({"workers": 2, "on": "raay"}, r"^on='raay' is not one of \('processes', 'ray'\)\.$"),
+        ({"on": "ray"}, r"^on='ray' is about workers, and there are none: say how many, workers=4\.$"),
+        ({"workers": -1}, r"^workers=-1 must not be negative"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            envs.from_host(Count, **options)
+    workers = Workers(Count, 3, 60.0, lambda make: None)
+    workers._ask = lambda method, numbers, *_: [None] * len(numbers)
+    with pytest.raises(RuntimeError, match=r"^3 workers one after the other were lost when they were to begin"):
+        workers.reset([0, 1], [0, 0])
+    assert capsys.readouterr().out == "workers=3 for 2 environments of count: 1 of them will have nothing to do.\n"
+
+
+def test_ray_is_asked_for_where_it_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ImportError, match=r"^on='ray' needs Ray: pip install \"jmarl\[ray\]\"\.$"):
+        envs.from_host(Count, workers=2, on="ray")
 
 
 # ------------------------------------------------------------------------------------------------------------ Gymnasium

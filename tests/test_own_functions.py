@@ -1,6 +1,7 @@
 """Environments and algorithms of one's own from the command line; and a run folder alone never gets code run."""
 
 import json
+import pickle
 import shutil
 import subprocess
 import sys
@@ -149,6 +150,15 @@ def test_a_skeleton_replaces_nothing_and_wants_a_name(project, capsys):
     assert {path.name for path in (resources.files("jmarl.cli") / "templates").iterdir() if path.is_file()} == {
         *("env.py", "test_env.py", "algorithm.py", "test_algorithm.py")
     }
+
+
+def test_a_file_reaches_workers_that_cannot_import_it(tmp_path, monkeypatch):
+    import cloudpickle
+
+    (tmp_path / "five.py").write_text("FIVE = 5\n\n\ndef make():\n    return FIVE\n")
+    made = cloudpickle.dumps(own._load_file(tmp_path / "five.py").make)
+    monkeypatch.delitem(sys.modules, "jmarl_own_five")
+    assert pickle.loads(made)() == 5
 
 
 def test_names_without_a_colon_are_ours():

@@ -7,9 +7,14 @@ The policy is IPPO's, two layers of 64. `callback` is `jmarl.rollout`, whose com
 it, with neither true last views nor trajectories to learn from; `environment` is its environment alone, with one action
 again and again. All are timed in turn, in several rounds, and medians are told. CartPole is EnvPool's, simple_spread is
 MPE2's with three agents through PettingZoo, whose steps count as one for all agents.
+
+`processes` and `ray` are `callback` with the environments shared out to two workers: processes of this machine, or
+actors of Ray in the cluster that it belongs to, where Ray is installed. `--only` measures cases whose names hold
+a word.
 """
 
 import argparse
+import importlib.util
 import json
 import statistics
 import time
@@ -26,12 +31,13 @@ import jmarl
 from jmarl.types import Observation
 
 LENGTH = 64  # steps of a rollout
+WORKERS = 2
 CASES = [("envpool:CartPole-v1", 8), ("envpool:CartPole-v1", 64), ("pettingzoo:mpe2.simple_spread_v3", 8)]
 
 
-def of_callbacks(name: str, num_envs: int) -> Callable[[], Any]:
+def of_callbacks(name: str, num_envs: int, **options: Any) -> Callable[[], Any]:
     """One compiled rollout after the other."""
-    env = jmarl.make(name)
+    env = jmarl.make(name, **options)
     learner = jmarl.ippo(env.spec, jmarl.PPOConfig())
     run = jax.jit(lambda key: jmarl.training.start(env, learner, key, num_envs=num_envs))(jax.random.key(0))
     roll = jax.jit(lambda run: jmarl.rollout(env, learner, run, length=LENGTH)[:2])
@@ -110,6 +116,9 @@ def measure(name: str, num_envs: int, rounds: int, seconds: float) -> dict[str, 
         "loop": of_loop(name, num_envs, acts=True),
         "environment": of_loop(name, num_envs, acts=False),
     }
+    if not name.startswith("envpool:"):
+        places = ["processes"] + ["ray"] * (importlib.util.find_spec("ray") is not None)
+        ways |= {place: of_callbacks(name, num_envs, workers=WORKERS, on=place) for place in places}
     for play in ways.values():
         play()
     told: dict[str, list[float]] = {way: [] for way in ways}
@@ -128,13 +137,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--only", default="")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     rows = []
-    for name, num_envs in CASES:
+    for name, num_envs in [case for case in CASES if options.only in case[0]]:
         rows.append(row := measure(name, num_envs, options.rounds, options.seconds))
-        numbers = ", ".join(f"{way} {row[way]:,.0f}" for way in ("callback", "loop", "environment"))
+        numbers = ", ".join(f"{way} {row[way]:,.0f}" for way in row["rounds"])
         print(f"{name}, {num_envs} environments, steps/s: {numbers}", flush=True)
     if options.out is not None:
         options.out.write_text(json.dumps({"system": jmarl.logging.system_facts(), "rows": rows}, indent=1) + "\n")

@@ -4,6 +4,7 @@ Naming a function is running its code. So only the command line may name one: wh
 that, and refused where the user did not say it too. A run folder may come from anybody.
 """
 
+import contextlib
 import importlib
 import importlib.util
 import inspect
@@ -197,4 +198,8 @@ def _load_file(path: Path) -> Any:
     except BaseException:
         del sys.modules[name]
         raise
+    with contextlib.suppress(ImportError):  # no other process finds it by its name: workers get what it holds
+        import cloudpickle
+
+        cloudpickle.register_pickle_by_value(module)
     return module

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jmarl.envs import host, vectors
+from jmarl.envs import host, vectors, workers
 from jmarl.envs.slots import HostStep, Seen
 from jmarl.types import Env, EnvSpec
 
@@ -67,7 +67,9 @@ def _make_vector(
     how: dict[str, Any] = {"autoreset_mode": "SameStep", **({"context": "spawn"} if mode == "async" else {})}
 
     def make_vector(num_envs: int) -> Any:
-        return gymnasium.make_vec(name, num_envs, vectorization_mode=mode, vector_kwargs=how, **options)
+        return gymnasium.make_vec(
+            name, num_envs, vectorization_mode=mode, vector_kwargs=how, wrappers=[_following], **options
+        )
 
     try:
         one = gymnasium.make(name, **options)
@@ -77,6 +79,12 @@ def _make_vector(
     reading = reading_of(one.observation_space, one.action_space, f"gymnasium:{name}", limit, flatten=flatten)
     one.close()
     return host.from_pool(vectors.VectorPool(lambda seeds: make_vector(len(seeds)), reading), **views)
+
+
+def _following(env: Any) -> Any:
+    """The environment as it is; the process that it is made in ends with the run."""
+    workers.follow_parent()
+    return env
 
 
 def from_gymnasium_vector(

@@ -25,12 +25,15 @@ import numpy as np
 from jax.experimental import io_callback
 from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
+from jmarl.envs import ray_actors
 from jmarl.envs.flags import usual_flags
 from jmarl.envs.slots import HostEnv, HostStep, Seen, Shown, Slots  # noqa: F401  two of them for the example
 from jmarl.envs.stacked import require_time_limit
 from jmarl.envs.views import with_agent_ids
-from jmarl.envs.workers import Workers
+from jmarl.envs.workers import Process, Worker, WorkerFailed, Workers
 from jmarl.types import Action, Env, EnvSpec, Observation, Outcome
+
+PLACES = ("processes", "ray")  # of workers
 
 
 class HostState(NamedTuple):
@@ -54,6 +57,7 @@ def from_host(
     make: Callable[[], HostEnv],
     *,
     workers: int = 0,
+    on: str = "processes",
     timeout_s: float = 60.0,
     agent_ids: bool = False,
     time_limit: str = "truncated",
@@ -62,9 +66,10 @@ def from_host(
 
     Args:
       make: makes one environment.
-      workers: processes that share the environments; 0: all are in this one. A process that dies, or does not answer,
-        is replaced, the episodes in it are cut off, and the run goes on.
-      timeout_s: seconds that a process may take for an answer.
+      workers: how many share the environments; 0: all are in this process. One that dies, or does not answer, is
+        replaced, the episodes in it are cut off, and the run goes on.
+      on: "processes" of this machine, or "ray": actors on all machines of the cluster that this one belongs to.
+      timeout_s: seconds that a worker may take for an answer.
       agent_ids: put a one-hot id before each agent's features.
       time_limit: "truncated" or "terminal", see `jmarl.make`.
 
@@ -86,8 +91,20 @@ def from_host(
       >>> outcome.reward[:, 0], obs.agents[:, 0, 0]
       (Array([1., 1., 1., 1.], dtype=float32), Array([1., 1., 1., 1.], dtype=float32))
     """
-    pool = _Pool(Workers(make, workers, timeout_s) if workers else Slots(make))
+    start = _start_of_workers(workers, on)
+    pool = _Pool(Workers(make, workers, timeout_s, start) if workers else Slots(make))
     return from_pool(pool, agent_ids=agent_ids, time_limit=time_limit)
+
+
+def _start_of_workers(workers: int, on: str) -> Callable[[bytes], Worker]:
+    """What makes one."""
+    if on not in PLACES:
+        raise ValueError(f"on={on!r} is not one of {PLACES}.")
+    if on == "processes":
+        return Process
+    if not workers:
+        raise ValueError(f"on={on!r} is about workers, and there are none: say how many, workers=4.")
+    return ray_actors.Cluster().start
 
 
 class Pool(abc.ABC):
@@ -183,7 +200,7 @@ def from_pool(pool: Pool, *, agent_ids: bool, time_limit: str) -> Env:
 
 def split_options(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Those of `from_host`, and the rest, which are the environment's."""
-    of_host = ("workers", "timeout_s")
+    of_host = ("workers", "on", "timeout_s")
     return {k: v for k, v in options.items() if k in of_host}, {k: v for k, v in options.items() if k not in of_host}
 
 
@@ -247,7 +264,8 @@ def failures_named(*envs: Env) -> Iterator[None]:
         if failed is None:
             raise
         error = failed.failure
-        raise RuntimeError(f"{failed.spec.name} raised {type(error).__name__}: {error}") from error
+        what = error.summary if isinstance(error, WorkerFailed) else f"{type(error).__name__}: {error}"
+        raise RuntimeError(f"{failed.spec.name} raised {what}") from error
     finally:
         log.disabled = is_silent
 

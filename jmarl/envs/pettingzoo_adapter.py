@@ -26,8 +26,8 @@ def names() -> list[str]:
 def make(name: str, options: dict[str, Any], *, agent_ids: bool, time_limit: str, flatten: bool) -> Env:
     """The environment of a module such as "mpe2.simple_spread_v3" or "butterfly.pistonball_v6".
 
-    Options are arguments of the module's `parallel_env`, and `max_steps`, `workers` and `timeout_s`, see
-    `from_pettingzoo`.
+    Options are arguments of the module's `parallel_env`, and `max_steps`, `workers`, `on` and `timeout_s`,
+    see `from_pettingzoo`.
     """
     where, options = host.split_options(options)
     max_steps, options = options.get("max_steps"), {k: v for k, v in options.items() if k != "max_steps"}
@@ -49,6 +49,7 @@ def from_pettingzoo(
     name: str | None = None,
     max_steps: int | None = None,
     workers: int = 0,
+    on: str = "processes",
     timeout_s: float = 60.0,
     agent_ids: bool = False,
     time_limit: str = "truncated",
@@ -68,7 +69,7 @@ def from_pettingzoo(
       name: for the spec; the environment's own name if None.
       max_steps: of the longest episode, which PettingZoo does not say; by default `env.unwrapped.max_cycles`, or
         unknown.
-      workers, timeout_s: see `from_host`.
+      workers, on, timeout_s: see `from_host`.
       agent_ids, time_limit, flatten: see `jmarl.make`.
 
     Example:
@@ -80,7 +81,7 @@ def from_pettingzoo(
     def make_one() -> Parallel:
         return Parallel(make(), name, max_steps=max_steps, flatten=flatten)
 
-    where: dict[str, Any] = {"workers": workers, "timeout_s": timeout_s}
+    where: dict[str, Any] = {"workers": workers, "on": on, "timeout_s": timeout_s}
     return host.from_host(make_one, **where, agent_ids=agent_ids, time_limit=time_limit)
 
 

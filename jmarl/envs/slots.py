@@ -1,5 +1,6 @@
 """One environment in Python, what it shows and answers, and several of them side by side in one process."""
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -116,9 +117,11 @@ class Slots:
             np.ones(n, bool),
         )
 
-    def reset(self, numbers: Iterable[int], seeds: Iterable[int], clock: int = 0) -> list[Shown]:
-        """Begins an episode of each, whose clock stands at `clock`; returns what they show."""
-        return [self._reset(number, seed, clock) for number, seed in zip(numbers, seeds, strict=True)]
+    def reset(
+        self, numbers: Iterable[int], seeds: Iterable[int], clocks: Iterable[int] = itertools.repeat(0)
+    ) -> list[Shown]:
+        """Begins an episode of each, whose clock stands where it is told; returns what they show."""
+        return [self._reset(*each) for each in zip(numbers, seeds, clocks, strict=False)]
 
     def _reset(self, number: int, seed: int, clock: int) -> Shown:
         if number not in self._slots:
@@ -130,12 +133,18 @@ class Slots:
 
     def step(
         self, numbers: Iterable[int], clocks: Iterable[int], is_over: Iterable[bool], actions: Iterable[np.ndarray]
-    ) -> list[Answer]:
-        """A step of each, but for those whose episode is over: these answer as before, and earn nothing."""
-        each = zip(numbers, clocks, is_over, actions, strict=True)
-        return [self._step(self._slots[number], clock, over, action) for number, clock, over, action in each]
+    ) -> list[Any]:
+        """A step of each, but for those whose episode is over: these answer as before, and earn nothing.
 
-    def _step(self, slot: _Slot, clock: int, is_over: bool, action: np.ndarray) -> Answer:
+        Returns:
+          An `Answer` for each; None for an environment that was never reset here.
+        """
+        each = zip(numbers, clocks, is_over, actions, strict=True)
+        return [self._step(self._slots.get(number), clock, over, action) for number, clock, over, action in each]
+
+    def _step(self, slot: _Slot | None, clock: int, is_over: bool, action: np.ndarray) -> Answer | None:
+        if slot is None:
+            return None
         if slot.clock == clock + 1 and slot.answer is not None:  # asked for once more
             return slot.answer
         if slot.clock != clock:
