@@ -22,12 +22,7 @@ from jmarl.types import Env, Learner, TrainState
 INSTALL = 'pip install "jmarl[video]"'
 SUFFIXES = (".gif", ".mp4")
 _MOST_STEPS = 1_000  # of an episode that has no limit
-_OF_VECTORS = (
-    "vector",
-    "workers",
-    "on",
-    "timeout_s",
-)  # options that say how many environments are stepped side by side
+_OF_VECTORS = ("vector", "workers", "on", "timeout_s")  # options of how environments are stepped side by side
 
 
 class Trial(NamedTuple):

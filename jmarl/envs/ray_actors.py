@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import logging
 import os
 import pickle
 import signal
@@ -57,7 +58,7 @@ def _connect() -> None:
             # Jax warns of forks, and these here begin programs that know nothing of jax.
             warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
             # Its words are for those who look after the cluster. A worker's traceback is shown by jmarl, once.
-            ray.init(address, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+            ray.init(address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError) as error:
         where = f"at RAY_ADDRESS={given}" if given else "here"
         raise ValueError(
@@ -106,7 +107,7 @@ class Actor:
 
         # No CPU is set aside: those of training and of evaluation take turns, and some may have to move together.
         options = {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)}
-        self._actor = ray.remote(PickledServing).options(**options).remote(make)
+        self._actor: Any = ray.remote(PickledServing).options(**options).remote(make)
         self._node, self._host, self._load = node, host, load
         self._answer: Any = None
 
