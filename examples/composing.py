@@ -27,10 +27,10 @@ def one_loss_alone():
         target = losses.lambda_returns(reward, 0.9 * ~last, next_value, last, 0.8)
         return losses.masked_mean(losses.value_loss(value[state], target), jnp.ones_like(last))
 
-    optimizer = optax.sgd(1.0)
+    optimizer, slope = optax.sgd(1.0), jax.jit(jax.grad(loss))
     opt_state = optimizer.init(value)
     for _ in range(100):
-        updates, opt_state = optimizer.update(jax.grad(loss)(value), opt_state)
+        updates, opt_state = optimizer.update(slope(value), opt_state)
         value = optax.apply_updates(value, updates)
     return value  # 0.9 ** [4, 3, 2, 1, 0]
 
@@ -39,12 +39,16 @@ def one_update_on_a_batch():
     """A learner knows no environment: `update` takes any batch, here one that random actions have left."""
     env = jmarl.make("MPE_simple_spread_v3", action_type="Continuous")
     random = jmarl.random_policy(env.spec, jmarl.RandomConfig())
-    run = jmarl.training.start(env, random, jax.random.key(0), num_envs=8)
-    _, rollout, _ = jmarl.rollout(env, random, run, length=16)
-    batch = rollout.replace(carry=())  # feed-forward networks remember nothing
+
+    @jax.jit  # op by op, starting takes seconds
+    def play(key):
+        run = jmarl.training.start(env, random, key, num_envs=8)
+        return jmarl.rollout(env, random, run, length=16)[1]
+
+    batch = play(jax.random.key(0)).replace(carry=())  # feed-forward networks remember nothing
 
     learner = jmarl.maddpg(env.spec, jmarl.DDPGConfig(learning_rate=1e-3))
-    state, update = learner.init(jax.random.key(1)), jax.jit(learner.update)
+    state, update = jax.jit(learner.init)(jax.random.key(1)), jax.jit(learner.update)
     errors = []
     for key in jax.random.split(jax.random.key(2), 50):
         state, metrics = update(state, batch, key)

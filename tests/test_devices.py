@@ -1,5 +1,6 @@
 """One run on many devices, in pieces, by several processes: the same numbers as on one device, all at once, by one."""
 
+import functools
 import json
 import os
 import socket
@@ -58,6 +59,12 @@ def train(name="mappo", **changes):
     return state, rows
 
 
+@functools.cache
+def train_on_one(name, num_seeds=8):
+    """What several checks compare with."""
+    return train(name, num_seeds=num_seeds, devices=1)
+
+
 def require_close(one, other, **tolerance):
     """To float rounding, by default of a few iterations of learning; keys and counters exactly."""
     assert jax.tree.structure(one) == jax.tree.structure(other)
@@ -81,7 +88,7 @@ def seeds_of_qmix():
 
 def compare_with_one_device(name):
     state, rows = train(name)
-    one, one_rows = train(name, devices=1)
+    one, one_rows = train_on_one(name)
     assert len(state.first.sharding.device_set) == 8 and len(one.first.sharding.device_set) == 1
     require_close(state, one)
     require_close(rows, one_rows)
@@ -104,7 +111,7 @@ def compare_environments_with_one_device(name, num, **devices):
     num_envs = state.first.shape[1]
     assert len(state.first.sharding.device_set) == num
     assert len(state.first.addressable_shards[0].data[0]) == num_envs // num
-    one, one_rows = train(name, num_seeds=1, devices=1)
+    one, one_rows = train_on_one(name, num_seeds=1)
     require_close(state, one)
     require_close(rows, one_rows)
 
@@ -163,7 +170,7 @@ def sums_over_devices():
 
 
 def checkpoints():
-    whole, _ = train(devices=1)
+    whole, _ = train_on_one("mappo")
     with tempfile.TemporaryDirectory() as folder:
         save = jmarl.Checkpointing(Path(folder) / "checkpoints")
         train(checkpoint=save, callback=lambda *_: True)  # one chunk of three
