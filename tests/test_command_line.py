@@ -144,6 +144,8 @@ def test_unknown_environment_names_the_nearest(capsys):
         (("--seed", "4294967296"), "--seed 4294967296 must be at least 0 and less than 2**32"),
         ((*CHEAP, "--env-kwargs", "max_steps_in_episode=0"), "Episodes of CartPole-v1 have 0 steps"),
         (("--num-envs", "0"), "num_envs=0 must be at least 1"),
+        (("--parts", "0"), "--parts 0 must be at least 1"),
+        ((*CHEAP, "--parts", "3"), "--num-envs 2 cannot be shared equally by --parts 3: choose a multiple"),
         ((*CHEAP, "--num-minibatches", "7"), "num_minibatches=7 must divide"),
         ((*CHEAP, "--num-resets", "0"), "num_resets=0 must be at least 1"),
         ((*CHEAP, "--recurrent", "--recurrent-length", "9"), "recurrent_length=9 must divide"),
@@ -370,6 +372,20 @@ def test_a_config_is_where_another_run_starts(tiny_run, tmp_path, capsys):
         assert (arguments.options.total_steps, arguments.options.seeds, arguments.config.hidden_sizes) == (32, 2, (8,))
         assert arguments.config.horizon is None and arguments.options.run_dir == tmp_path / "run"  # as nobody gave one
     assert "is of ippo, not mappo: leave one of them out" in refused(capsys, "mappo", *words)
+
+
+def test_parts_share_what_a_run_has():
+    """Environments, replay, batches and the warm-up; a single seed's parts are on devices of their own."""
+    line = (
+        "iql --env CartPole-v1 --seeds 1 --num-envs 4 --buffer-size 2000 --batch-size 32 --warmup-steps 200 --parts 2"
+    )
+    algorithm, options, config = parse(line)
+    loop = experiment.build(algorithm, options, config, {}).loop
+    shared = ("num_envs", "capacity", "batch_size", "warmup_steps", "num_parts")
+    assert [loop.settings[name] for name in shared] == [2, 1000, 16, 100, 2]
+    assert loop.env_steps_per_iteration == 4 * options.rollout_length
+    assert experiment.shard_of(options) == "parts"
+    assert experiment.shard_of(dataclasses.replace(options, seeds=2)) == "seeds"
 
 
 def test_a_dry_run_says_what_a_run_takes_and_leaves_nothing(tmp_path, monkeypatch, capsys):

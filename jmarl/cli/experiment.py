@@ -112,12 +112,9 @@ def with_replay(options: Any, preset: presets.Preset) -> Any:
     return Options(**given, num_updates=replay.pop("num_updates"), **replay)
 
 
-def make_loop(algorithm: str, env: Env, options: Any) -> Loop:
+def make_loop(algorithm: str, env: Env, options: Any, *, num_envs: int) -> Loop:
     """The loop that the options describe: off-policy where they are `with_replay`."""
-    if options.parts != 1:
-        require_at_least_one(parts=options.parts)
-        return jmarl.data_parallel(make_loop(algorithm, env, _of_a_part(options)), options.parts)
-    common = {name: getattr(options, name) for name in ("num_envs", "rollout_length", "num_resets")}
+    common = {"num_envs": num_envs, "rollout_length": options.rollout_length, "num_resets": options.num_resets}
     if not hasattr(options, "buffer_size"):
         return jmarl.on_policy(env, own.find_algorithm(algorithm), **common)
     longest = env.spec.max_steps
@@ -135,6 +132,15 @@ def make_loop(algorithm: str, env: Env, options: Any) -> Loop:
         warmup_steps=options.warmup_steps,
         **common,
     )
+
+
+def _loop_of_parts(algorithm: str, env: Env, options: Options) -> Loop:
+    """The same of `options.parts` parts, each with its share of environments, replay and batches."""
+    require_at_least_one(parts=options.parts)
+    if options.parts == 1:
+        return make_loop(algorithm, env, options, num_envs=options.num_envs)
+    part = _of_a_part(options)
+    return jmarl.data_parallel(make_loop(algorithm, env, part, num_envs=part.num_envs), options.parts)
 
 
 def _of_a_part(options: Any) -> Any:
@@ -173,7 +179,7 @@ def build(algorithm: str, options: Options, config: Any, env_kwargs: dict[str, A
     """Everything that is trained, with nothing computed yet: what does not fit together is refused here."""
     try:
         env, eval_env = make_envs(options, env_kwargs)
-        loop = make_loop(algorithm, env, options)
+        loop = _loop_of_parts(algorithm, env, options)
         num_iterations = max(1, round(options.total_steps / loop.env_steps_per_iteration))
         if num_iterations > LARGEST:
             raise UsageError(
