@@ -33,6 +33,7 @@ __all__ = [
     "next_q",
     "ow_weight",
     "policy_gradient_loss",
+    "pooled_mean",
     "retrace",
     "select",
     "smoothed_action",
@@ -650,6 +651,19 @@ def masked_mean(
     return jnp.where(mask, x, 0).sum(axis) / jnp.maximum(mask.sum(axis), 1)
 
 
+def pooled_mean(
+    x: Float[Array, "*batch"], mask: Bool[Array, "*batch"], *, axis: int | tuple[int, ...] | None = None
+) -> Float[Array, "..."]:
+    """`masked_mean` over all parts of a run together, see `jmarl.data_parallel`; where there are none, the same.
+
+    >>> pooled_mean(jnp.array([2.0, 4.0, 9.0, jnp.nan]), jnp.array([True, True, False, False]))
+    Array(3., dtype=float32)
+    """
+    chex.assert_equal_shape([x, mask])
+    total, num = parallel.summed((jnp.where(mask, x, 0).sum(axis), mask.sum(axis)))
+    return total / jnp.maximum(num, 1)
+
+
 def masked_normalize(
     x: Float[Array, "*batch"],
     mask: Bool[Array, "*batch"],
@@ -672,13 +686,8 @@ def masked_normalize(
     """
     chex.assert_equal_shape([x, mask])
     axes = tuple(range(x.ndim)) if axis is None else axis
-    num = jnp.maximum(parallel.summed(mask.sum(axes)), 1)
-
-    def mean(x: Array) -> Array:
-        return jnp.expand_dims(parallel.summed(jnp.where(mask, x, 0).sum(axes)) / num, axes)
-
-    centred = x - mean(x)
-    variance = mean(centred**2)
+    centred = x - jnp.expand_dims(pooled_mean(x, mask, axis=axes), axes)
+    variance = jnp.expand_dims(pooled_mean(centred**2, mask, axis=axes), axes)
     # The square root has no gradient at zero, and constant inputs do occur.
     std = jnp.where(variance > 0, jnp.sqrt(jnp.where(variance > 0, variance, 1)), 0)
     return centred / (std + eps)

@@ -4,11 +4,13 @@ They are NaN. Under `jax_debug_nans`, with which a NaN ends the program, they ar
 NaN of them before anybody reads them.
 """
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-__all__ = ["is_missing", "mean", "missing"]
+__all__ = ["is_measured", "is_missing", "mean", "missing"]
 
 
 def missing() -> float:
@@ -20,6 +22,15 @@ def missing() -> float:
 def is_missing(x: Float[Array, "*batch"]) -> Bool[Array, "*batch"]:
     """Whether it was not measured."""
     return jnp.isnan(x) | (x == jnp.finfo(jnp.float32).max)
+
+
+def is_measured(names: Sequence[str], values: Float[Array, "*batch K"]) -> Bool[Array, "*batch K"]:
+    """Which values of these metrics a mean over some is of. A loss is always measured: NaN makes its mean NaN.
+
+    >>> is_measured(["loss/actor", "train/return_sum"], jnp.full(2, jnp.nan))
+    Array([ True, False], dtype=bool)
+    """
+    return jnp.array([name.startswith("loss/") for name in names]) | ~is_missing(values)
 
 
 def mean(total: Array, num: Array) -> Float[Array, "*batch"]:

@@ -10,7 +10,7 @@ Array([10.], dtype=float32)
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jmarl import parallel
+from jmarl import losses, parallel
 from jmarl.types import Moments, Numeric
 
 __all__ = ["accumulate", "denormalize", "init", "init_features", "normalize", "normalize_features", "update"]
@@ -38,17 +38,12 @@ def update(stats: Moments, x: Float[Array, "*batch"], mask: Bool[Array, "*batch"
       (https://arxiv.org/abs/2103.01955).
       Chan et al., 1983, Algorithms for Computing the Sample Variance: the variance of two groups together.
     """
-    num = parallel.summed(jnp.sum(mask, dtype=x.dtype))
-    new = jnp.where(num > 0, 1 - beta, 0)
+    new = jnp.where(parallel.summed(mask.sum()) > 0, 1 - beta, 0)
     weight = (1 - new) * stats.weight + new
     share = new / jnp.where(weight > 0, weight, 1)  # of x in all that was seen
-
-    def mean_of(x: Array) -> Array:
-        return parallel.summed(jnp.where(mask, x, 0).sum()) / jnp.maximum(num, 1)
-
-    mean = mean_of(x)
+    mean = losses.pooled_mean(x, mask)
     distance = mean - stats.mean
-    variance = mean_of((x - mean) ** 2) + (1 - share) * distance**2
+    variance = losses.pooled_mean((x - mean) ** 2, mask) + (1 - share) * distance**2
     return Moments(
         mean=stats.mean + share * distance,
         variance=(1 - share) * stats.variance + share * variance,

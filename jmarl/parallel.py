@@ -55,28 +55,30 @@ def gather(tree: Any) -> Any:
     def join(x):
         if isinstance(x, jax.Array) and not x.is_fully_addressable:  # its rows are those of all processes
             return _whole(x)
-        is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-        mine = np.asarray(jax.random.key_data(x) if is_key else x)
+        mine = np.asarray(x)
         if not mine.size:
             return np.zeros((mine.shape[0] * jax.process_count(), *mine.shape[1:]), mine.dtype)
-        joined = np.concatenate(multihost_utils.process_allgather(mine))
-        return jax.random.wrap_key_data(jnp.asarray(joined), impl=jax.random.key_impl(x)) if is_key else joined
+        return np.concatenate(multihost_utils.process_allgather(mine))
 
-    return jax.tree.map(join, tree)  # leaf by leaf: no device has to hold more than one of them
+    # Leaf by leaf: no device has to hold more than one of them.
+    return jax.tree.map(lambda x: _with_key_data(join, x), tree)
+
+
+def _with_key_data(function: Callable, x: Any) -> Any:
+    """`function(x)`; of keys, the keys whose data it makes of theirs."""
+    if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return function(x)
+    return jax.random.wrap_key_data(jnp.asarray(function(jax.random.key_data(x))), impl=jax.random.key_impl(x))
 
 
 def _whole(x: Any) -> Any:
-    """On this process, of an array that several have together."""
-    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        return jax.random.wrap_key_data(jnp.asarray(_whole(jax.random.key_data(x))), impl=jax.random.key_impl(x))
+    """On this process, of an array without keys that several have together."""
     is_here = not isinstance(x, jax.Array) or x.is_fully_addressable or x.is_fully_replicated
     return np.asarray(x) if is_here else np.asarray(multihost_utils.process_allgather(x, tiled=True))
 
 
 def _spread(x: Any, sharding: NamedSharding) -> Any:
     """Over devices of all processes, each of which has it as a whole; `jax.device_put` knows no others' devices."""
-    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        return jax.random.wrap_key_data(_spread(jax.random.key_data(x), sharding), impl=jax.random.key_impl(x))
     if isinstance(x, jax.Array) and not x.is_fully_addressable:
         return x
     whole = np.asarray(x)
@@ -188,7 +190,7 @@ class Placement:
     def gather(self, tree: Any) -> Any:
         """The inverse: on every process, all rows as a whole."""
         if self.shard == "parts" and jax.process_count() > 1:
-            return jax.tree.map(_whole, tree)
+            return jax.tree.map(lambda x: _with_key_data(_whole, x), tree)
         return gather(tree)
 
     def require_shareable(self, num_envs: int) -> None:
@@ -211,7 +213,10 @@ class Placement:
         """Onto the devices."""
         shardings = self._shardings(specs)
         if self.shard == "parts" and jax.process_count() > 1:
-            place = lambda sharding, part: jax.tree.map(lambda x: _spread(x, sharding), part)  # noqa: E731
+
+            def place(sharding, part):
+                return jax.tree.map(lambda x: _with_key_data(lambda data: _spread(data, sharding), x), part)
+
             return jax.tree.map(place, shardings, tree)
         return jax.device_put(tree, shardings)
 
@@ -273,9 +278,8 @@ def common(key: Array) -> Array:
     axes = _axes_of_parts()
     if not axes:
         return key
-    data = jax.random.key_data(key)
     is_first = sum(jax.lax.axis_index(name) for name in axes) == 0
-    return jax.random.wrap_key_data(jax.lax.psum(jnp.where(is_first, data, 0), axes), impl=jax.random.key_impl(key))
+    return _with_key_data(lambda data: jax.lax.psum(jnp.where(is_first, data, 0), axes), key)
 
 
 # ------------------------------------------------------------------------------- one learner on several devices

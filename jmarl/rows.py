@@ -259,8 +259,7 @@ class Means:
         names = tuple(sorted(metrics))
         dtype = jnp.float64 if any(x.dtype == jnp.float64 for x in metrics.values()) else jnp.float32
         values = jnp.stack([metrics[name].astype(dtype) for name in names])
-        is_loss = jnp.array([name.startswith("loss/") for name in names])
-        is_measured = is_loss | ~metrics_module.is_missing(values)
+        is_measured = metrics_module.is_measured(names, values)
         return Means(total=jnp.where(is_measured, values, 0), count=is_measured.astype(jnp.int32), names=names)
 
     def on_host(self) -> dict[str, np.ndarray]:

@@ -90,7 +90,7 @@ def draw(tree: SumTree, key: PRNGKeyArray, num: int) -> tuple[Int[Array, "num"],
     for level, fresh in zip(levels, random[1:], strict=True):
         share = level.reshape(-1, WIDTH)[index]
         share = jnp.where(share > 0, jnp.maximum(share, 2 * resolution * share.sum(-1, keepdims=True)), 0.0)
-        end = jnp.matmul(share, up_to, precision="highest")  # XLA's CPU takes four times as long for `cumsum`
+        end = jnp.matmul(share, up_to, precision="highest")  # running sums; `cumsum` is slow on XLA's CPU
         whole = end[:, -1]
         # The first whose end lies beyond u; rounding may leave none, and then it is the last that has a share.
         is_passed = (end <= (u * whole)[:, None]) & (end < whole[:, None])

@@ -423,11 +423,10 @@ def data_parallel(loop: Loop, num_parts: int) -> Loop:
 
 
 def _mean_of_parts(measured: Metrics) -> Metrics:
-    """Over those in which a metric was measured; a loss is in all of them, even if it is no number."""
+    """Over those in which a metric was measured."""
     names = sorted(measured)
     values = jnp.stack([measured[name] for name in names], axis=-1)
-    is_loss = jnp.array([name.startswith("loss/") for name in names])
-    is_measured = is_loss | ~metrics.is_missing(values)
+    is_measured = metrics.is_measured(names, values)
     total, num = parallel.summed((jnp.where(is_measured, values, 0).sum(0), is_measured.sum(0)))
     return dict(zip(names, metrics.mean(total, num), strict=True))
 

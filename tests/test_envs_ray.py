@@ -11,13 +11,12 @@ import failing
 import jax
 import numpy as np
 import pytest
+import ray
 from test_envs_endurance import alive_after, is_alive
 
 import jmarl
 from jmarl import envs
 from jmarl.envs import ray_actors
-
-ray = pytest.importorskip("ray")
 
 cloudpickle.register_pickle_by_value(failing)  # tests are much to import
 
