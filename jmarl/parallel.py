@@ -116,7 +116,7 @@ def choose_devices(
     if shard not in ("seeds", "envs", "parts"):
         raise ValueError(f"shard={shard!r} is not known: choose 'seeds', 'envs' or 'parts'.")
     if shard == "parts" and num_parts is None:
-        raise ValueError("shard='parts' needs a loop that has some: jmarl.data_parallel(loop, num_parts).")
+        raise ValueError("shard='parts' needs a loop that has some: jmarl.data_parallel(loop, num_parts), or --parts.")
     num_processes, local = jax.process_count(), jax.local_devices()
     if isinstance(devices, int) and not 1 <= devices <= len(local):
         raise ValueError(f"devices={devices}, but there are {len(local)}: choose 1 to {len(local)}.")

@@ -375,7 +375,9 @@ def data_parallel(loop: Loop, num_parts: int) -> Loop:
     """
     require_positive(num_parts=num_parts)
     if loop.env.restart is not None:
-        raise ValueError(f"{loop.env.spec.name} steps outside of jax, on one device: leave data_parallel out.")
+        raise ValueError(
+            f"{loop.env.spec.name} steps outside of jax, on one device: leave data_parallel, or --parts, out."
+        )
     of_environments = "env_state", "obs", "first", "carry", "episodes"
 
     def reshaped(run, reshape):

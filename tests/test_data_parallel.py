@@ -123,5 +123,8 @@ def test_what_cannot_be_shared_is_refused():
         jax.eval_shape(jmarl.make_train(own, 1), jax.random.key(0), cfg)
     with pytest.raises(ValueError, match="num_parts=0 must be at least 1"):
         jmarl.data_parallel(loop, 0)
+    hosted = loop._replace(env=MEMORY._replace(restart=lambda state: state))
+    with pytest.raises(ValueError, match="memory steps outside of jax, on one device: leave data_parallel, or"):
+        jmarl.data_parallel(hosted, 2)
     with pytest.raises(ValueError, match="shard='parts' needs a loop that has some"):
         jmarl.run(loop, jax.random.key(0), cfg, num_iterations=1, shard="parts")

@@ -121,11 +121,13 @@ def test_a_machine_that_is_gone_takes_its_episodes_with_it_and_no_others(cluster
     (run, batch), roll = first_of(on_ray)
     jax.tree.map(np.testing.assert_array_equal, expected, batch)
 
-    where = lambda _: ray.get_runtime_context().get_node_id()  # noqa: E731  which is sent as it is
-    nodes = [ray.get(worker._actor.__ray_call__.remote(where)) for worker in on_ray.unwrapped._store._workers]
+    where = lambda _: (ray.get_runtime_context().get_node_id(), os.getpid())  # noqa: E731  which is sent as it is
+    told = [ray.get(worker._actor.__ray_call__.remote(where)) for worker in on_ray.unwrapped._store._workers]
+    nodes, pids = zip(*told, strict=True)
     assert len(set(nodes)) == 2 and cluster.head_node.node_id not in nodes
     gone = nodes.index(node.node_id)
     cluster.remove_node(node, allow_graceful=False)
+    assert alive_after({"of the lost node": pids[gone]}, 60) == []  # an actor answers until it knows
     _, batch = roll(run)
     steps = batch.steps
     episode, time = np.moveaxis(np.asarray(steps.obs.agents[:, :, 0]), -1, 0)

@@ -10,7 +10,7 @@ import pytest
 
 import jmarl
 from jmarl import HAA2CConfig, HAPPOConfig, PPOConfig, envs, optim
-from jmarl.learners.happo import default_nets
+from jmarl.learners.happo import default_nets, happo_critic_loss
 from jmarl.learners.ppo import PPOTargets
 from jmarl.networks import actor_critic
 from jmarl.types import Trajectory, Transition, zero_observation
@@ -163,6 +163,26 @@ def test_the_joint_surrogate_never_falls():
 
     gains = np.asarray(jax.jit(jax.vmap(gain))(jax.random.split(jax.random.key(0), 200)))
     assert gains.min() > -1e-6 and (gains > 0.01).mean() > 0.9
+
+
+def test_the_critic_learns_from_who_counts():
+    """(V - R)^2, on the mean over agents that are there."""
+    cfg = HAPPOConfig(**SMALL)
+    learner, nets = jmarl.happo(UNEQUAL.spec, cfg), default_nets(UNEQUAL.spec, cfg)
+    state, batch = rollout_of(UNEQUAL, learner)
+    value, counts = np.asarray(batch.steps.measured["value"]), np.asarray(batch.weight)
+    returns = np.random.default_rng(0).normal(size=value.shape).astype(np.float32)
+    targets = PPOTargets(
+        value_target=jnp.asarray(returns),
+        advantage=jnp.zeros(value.shape),
+        log_prob=jnp.zeros(value.shape),
+        value=jnp.asarray(value),
+    )
+    loss, _ = jax.jit(lambda params: happo_critic_loss(params, batch, targets, nets=nets, cfg=cfg))(
+        state.params["critic"]
+    )
+    np.testing.assert_allclose(loss, np.mean(((value - returns) ** 2)[counts]), rtol=1e-5)
+    assert 0 < (~counts).sum() < counts.size
 
 
 def test_at_one_agent_it_is_ppo():

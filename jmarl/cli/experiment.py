@@ -158,7 +158,7 @@ def _of_a_part(options: Any) -> Any:
 
 
 def shard_of(options: Options) -> str:
-    """What devices share: where it is not said, the parts of a single seed."""
+    """What devices share: of a single seed, which leaves nothing else to share, its parts."""
     return "parts" if options.parts > 1 and options.seeds == 1 and options.shard == "seeds" else options.shard
 
 
