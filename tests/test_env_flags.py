@@ -23,11 +23,12 @@ def enable_x64():
     return enable_x64(True)
 
 
-FLAGS = {
-    "x64": enable_x64,
-    "rank": lambda: jax.numpy_rank_promotion("raise"),
-    "dtype": lambda: jax.numpy_dtype_promotion("strict"),
-}
+@contextlib.contextmanager
+def all_flags():
+    with enable_x64(), jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
+        yield
+
+
 SMALL = {"size": 4, "num_predators": 3, "num_prey": 2, "view": 3}
 ENVS = {kind: lambda kind=kind: envs.probe(kind, num_agents=2) for kind in envs.PROBES} | {
     "matrix_game": lambda: envs.matrix_game([[1.0, 2.0], [3.0, 4.0]], num_steps=2),
@@ -59,18 +60,17 @@ def rollout(env, length=3):
 
 
 @pytest.mark.parametrize("name", ENVS)
-def test_an_environment_is_the_same_under_every_flag(name):
+def test_an_environment_is_the_same_under_all_flags(name):
     usual = rollout(ENVS[name]())
-    for flag in FLAGS.values():
-        with flag():
-            flagged = rollout(envs.check_env(ENVS[name]()))
-        for a, b in zip(jax.tree.leaves(usual), jax.tree.leaves(flagged), strict=True):
-            assert a.dtype == b.dtype
-            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    with all_flags():
+        flagged = rollout(envs.check_env(ENVS[name]()))
+    for a, b in zip(jax.tree.leaves(usual), jax.tree.leaves(flagged), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["rware tiny-2ag", "lbf 5x5-2p-1f", "con 5x5x2a", "SearchAndRescue-v0"])
-def test_what_is_slow_to_compile_is_traced_to_the_same_program_under_every_flag(name):
+def test_what_is_slow_to_compile_is_traced_to_the_same_program_under_all_flags(name):
     def program():
         env, key = envs.make(name), jax.random.key(0)
         state, _ = jax.eval_shape(env.reset, key)
@@ -79,16 +79,12 @@ def test_what_is_slow_to_compile_is_traced_to_the_same_program_under_every_flag(
         return re.sub("0x[0-9a-f]+", "", str(traced))  # addresses of functions
 
     usual = program()
-    with contextlib.ExitStack() as stack:
-        for flag in FLAGS.values():
-            stack.enter_context(flag())
+    with all_flags():
         assert program() == usual
 
 
 def test_the_flags_are_the_callers_again_afterwards():
-    with contextlib.ExitStack() as stack:
-        for flag in FLAGS.values():
-            stack.enter_context(flag())
+    with all_flags():
         envs.make("CartPole-v1").reset(jax.random.key(0))
         assert jnp.zeros(1).dtype == jnp.float64
         with pytest.raises(ValueError, match="rank_promotion"):

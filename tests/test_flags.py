@@ -43,23 +43,11 @@ def loop_of(name):
     return jmarl.off_policy(env, algorithm, buffer=replay, num_envs=4, rollout_length=4, warmup_steps=16)
 
 
-def x64():
-    home = jax if hasattr(jax, "enable_x64") else jax.experimental  # before jax 0.8
-    return home.enable_x64(True)
-
-
-FLAGS = {
-    "x64": x64,
-    "rank": lambda: jax.numpy_rank_promotion("raise"),
-    "dtype": lambda: jax.numpy_dtype_promotion("strict"),
-}
-
-
-@pytest.mark.parametrize("flag", FLAGS)
 @pytest.mark.parametrize("name", CASES)
-def test_every_family_is_traced_under(flag, name):
+def test_every_family_is_traced_under_all_flags(name):
     """Tracing finds all of these faults: memories and counts whose dtypes drift, and promotions that are refused."""
-    with FLAGS[flag]():
+    home = jax if hasattr(jax, "enable_x64") else jax.experimental  # before jax 0.8
+    with home.enable_x64(True), jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
         loop, cfg = loop_of(name), CASES[name]
         key = jax.random.key(0)
         _, metrics = jax.eval_shape(jmarl.make_train(loop, 2), key, cfg)

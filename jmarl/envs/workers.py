@@ -3,9 +3,11 @@
 import collections
 import contextlib
 import multiprocessing
+import multiprocessing.util
 import os
 import pickle
 import signal
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
@@ -152,6 +154,8 @@ class Workers:
 
     def _replace(self, lost: dict[int, str]) -> None:
         """New workers, which know of no episode, in place of those that were lost, with the reasons."""
+        if lost and not threading.main_thread().is_alive():
+            sys.exit()  # of this thread: the run has ended, and its workers with it
         for why, num in collections.Counter(lost.values()).items():
             who = "A worker" if num == 1 else f"Each of {num} workers"
             parallel.say(f"{who} of {self.spec.name} {why}: it is replaced, and the episodes in it are cut off.")
@@ -230,7 +234,14 @@ def follow_parent() -> None:
         parent.join()
         os._exit(0)
 
+    def end_in_silence() -> None:
+        parent.join(0.1)  # ends at the same time as its pipes
+        if not parent.is_alive():
+            os._exit(0)
+
     threading.Thread(target=watch, daemon=True).start()
+    # Called before Python tells of an exception: of a pipe that broke since the parent is gone, nobody needs to know.
+    multiprocessing.util.Finalize(None, end_in_silence, exitpriority=0)
 
 
 def _pickled(make: Callable[[], HostEnv]) -> bytes:
