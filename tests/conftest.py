@@ -37,8 +37,12 @@ def pytest_collection_finish():
 
 
 def pytest_generate_tests(metafunc):
-    """`dtype`: single precision, then double. `maybe_jit`: compiled, then op by op, where one precision is enough."""
-    arguments = [name for name in ("dtype", "maybe_jit") if name in metafunc.fixturenames]
+    """`dtype`: single precision, then double. `maybe_jit`: compiled, then op by op, where one precision is enough.
+
+    A test may choose its own.
+    """
+    chosen = {name for mark in metafunc.definition.iter_markers("parametrize") for name in mark.args[0].split(", ")}
+    arguments = [name for name in ("dtype", "maybe_jit") if name in metafunc.fixturenames and name not in chosen]
     if arguments:
         cases = [{"dtype": "float32", "maybe_jit": "jit"}]
         cases += [{"dtype": "float64", "maybe_jit": "jit"}] if "dtype" in arguments else []

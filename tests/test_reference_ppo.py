@@ -132,9 +132,9 @@ def mappo_case(request, dtype):
     return z, variant, batch, nets, cfg, to_params(reference)
 
 
-def check_loss(z, prefix, batch, nets, cfg, params, dtype, maybe_jit=jax.jit):
+def check_loss(z, prefix, batch, nets, cfg, params, dtype):
     """Everything under `{prefix}out/` that the loss computes, and its gradients."""
-    loss = maybe_jit(jax.value_and_grad(lambda p: ppo.ppo_loss(p, *batch, nets=nets, cfg=cfg), has_aux=True))
+    loss = jax.jit(jax.value_and_grad(lambda p: ppo.ppo_loss(p, *batch, nets=nets, cfg=cfg), has_aux=True))
     (total, metrics), grads = loss(params)
     ours = {
         "loss": total,
@@ -167,9 +167,9 @@ def check_update(z, prefix, params, grads, dtype):
     assert_close(from_params(updated(params, grads)), tree(z, prefix), dtype, "clipped")
 
 
-def test_mappo_loss_and_gradients(mappo_case, dtype, maybe_jit):
+def test_mappo_loss_and_gradients(mappo_case, dtype):
     z, variant, batch, nets, cfg, params = mappo_case
-    check_loss(z, f"{{}}/{variant}/", batch, nets, cfg, params, dtype, maybe_jit)
+    check_loss(z, f"{{}}/{variant}/", batch, nets, cfg, params, dtype)
 
 
 def variants_with_updates():

@@ -116,10 +116,11 @@ def reference_form(z, array):
 
 
 def cases(names):
-    """Every variant of every file, with the files' own names."""
+    """Every variant of every file, with the files' own names, in double precision; the first in single, too."""
     for name in names:
         variants = sorted({groups[0] for groups, _ in matching(load(name), r"out/([^/]*)/loss")})
-        yield from (pytest.param(name, variant, id=f"{name}-{variant}") for variant in variants)
+        for variant, dtype in [(variants[0], "float32"), *((variant, "float64") for variant in variants)]:
+            yield pytest.param(name, variant, dtype, id=f"{name}-{variant}-{dtype}")
 
 
 CONFIGS = {"iql": q_learning.QConfig, "vdn": q_learning.VDNConfig, "qmix": q_learning.QMIXConfig}
@@ -135,7 +136,11 @@ def q_setup(name, variant):
     return z, cfg, nets, batch, to_params(tree(z, "param")), to_params(tree(z, "target_param"))
 
 
-@pytest.mark.parametrize("name, variant", cases(["qmix_ff", "vdn_ff", "iql_ff", "qmix_rnn", "vdn_rnn", "iql_rnn"]))
+@pytest.mark.parametrize(
+    "name, variant, dtype",
+    cases(["qmix_ff", "vdn_ff", "iql_ff", "qmix_rnn", "vdn_rnn", "iql_rnn"]),
+    indirect=["dtype"],
+)
 def test_values_targets_loss_and_gradient(name, variant, dtype):
     z, cfg, nets, batch, params, target_params = q_setup(name, variant)
 
@@ -228,7 +233,11 @@ def test_source_selects_unavailable_actions_and_we_do_not():
 # ------------------------------------------------------------------------------------------------------ weighted QMIX
 
 
-@pytest.mark.parametrize("name, variant", cases([f"wqmix_{v}_{k}" for v in ("cw", "ow") for k in ("ff", "rnn")]))
+@pytest.mark.parametrize(
+    "name, variant, dtype",
+    cases([f"wqmix_{v}_{k}" for v in ("cw", "ow") for k in ("ff", "rnn")]),
+    indirect=["dtype"],
+)
 def test_weighted_qmix(name, variant, dtype):
     z = load(name)
     cfg = config_of(z, variant, wqmix.WQMIXConfig)
