@@ -41,8 +41,9 @@ def pytest_generate_tests(metafunc):
 
     A test may choose its own.
     """
-    chosen = {name for mark in metafunc.definition.iter_markers("parametrize") for name in mark.args[0].split(", ")}
-    arguments = [name for name in ("dtype", "maybe_jit") if name in metafunc.fixturenames and name not in chosen]
+    chosen = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
+    is_ours = lambda name: name in metafunc.fixturenames and not any(name in names for names in chosen)  # noqa: E731
+    arguments = [name for name in ("dtype", "maybe_jit") if is_ours(name)]
     if arguments:
         cases = [{"dtype": "float32", "maybe_jit": "jit"}]
         cases += [{"dtype": "float64", "maybe_jit": "jit"}] if "dtype" in arguments else []

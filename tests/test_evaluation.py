@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_env_flags import FLAGS
+from test_env_flags import enable_x64, strict
 
 import jmarl
 from jmarl import envs, evaluation
@@ -183,14 +183,14 @@ def test_the_view_of_an_agent_that_is_not_there_yet_is_not_remembered():
     assert compiled.evaluate(env, learner, state, jax.random.key(1), num_episodes=2)["eval/return_sum"] == 4
 
 
-@pytest.mark.parametrize("flag", FLAGS)
-def test_an_evaluation_runs_under_jaxs_strict_flags(flag):
+@pytest.mark.parametrize("flags", [enable_x64, strict])
+def test_an_evaluation_runs_under_jaxs_strict_flags(flags):
     learner = jmarl.random_policy(SPEC, jmarl.RandomConfig())
     learner = learner._replace(greedy=lambda state, carry, obs, first: (jnp.zeros((len(first), 2), jnp.int32), carry))
     env = telling(lambda t: {"won": t == 2})
     state = compiled.init(learner, jax.random.key(0))
     usual = compiled.evaluate(env, learner, state, jax.random.key(1), num_episodes=3)
-    with FLAGS[flag]():
+    with flags():
         env = telling(lambda t: {"won": t == 2})
         assert compiled.evaluate(env, learner, state, jax.random.key(1), num_episodes=3) == usual
 

@@ -4,6 +4,7 @@ import contextlib
 
 import jax
 import pytest
+from test_env_flags import all_flags
 
 import jmarl
 from jmarl import envs
@@ -46,8 +47,7 @@ def loop_of(name):
 @pytest.mark.parametrize("name", CASES)
 def test_every_family_is_traced_under_all_flags(name):
     """Tracing finds all of these faults: memories and counts whose dtypes drift, and promotions that are refused."""
-    home = jax if hasattr(jax, "enable_x64") else jax.experimental  # before jax 0.8
-    with home.enable_x64(True), jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
+    with all_flags():
         loop, cfg = loop_of(name), CASES[name]
         key = jax.random.key(0)
         _, metrics = jax.eval_shape(jmarl.make_train(loop, 2), key, cfg)
