@@ -1,6 +1,9 @@
 """jmarl campaign: what is done is left alone, what was stopped goes on, and bad files are refused in a sentence."""
 
+import importlib
 import json
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -93,6 +96,17 @@ def test_another_command_does_not_go_on_with_a_run(tmp_path):
         campaign.require_same_command(campaign.Entry("iql", "one"), ["iql"], folder)
 
 
-def test_the_committed_campaign_can_be_trained(capsys):
-    assert campaign.main(["benchmarks/evidence/campaign.toml", "--dry-run"]) == 0
-    assert "ippo-overcooked-forced_coord" in capsys.readouterr().out
+@pytest.mark.parametrize("needs_envpool", [False, True])
+def test_the_committed_campaign_can_be_trained(needs_envpool, tmp_path, capsys):
+    """Of EnvPool's environments where it is installed; where it is not, they are refused before anything is trained."""
+    runs = tomllib.loads(Path("benchmarks/evidence/campaign.toml").read_text())["run"]
+    runs = [run for run in runs if ("envpool" in run["name"]) == needs_envpool]
+    words = [written(tmp_path / "part.toml", *runs), "--dry-run"]
+    if needs_envpool and not importlib.util.find_spec("envpool"):
+        assert len(runs) == 4
+        with pytest.raises(SystemExit):
+            campaign.main([*words, "--results", str(tmp_path)])
+        assert 'needs EnvPool: pip install "jmarl[envpool]".' in capsys.readouterr().err
+    else:
+        assert campaign.main(words) == 0
+        assert capsys.readouterr().out.count("\n") == len(runs)

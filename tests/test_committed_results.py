@@ -11,7 +11,12 @@ from jmarl import configs
 from jmarl.cli import check, composed, experiment, options, own, run_folders, train
 
 RESULTS = sorted(path.parent for path in (Path(__file__).parents[1] / "benchmarks" / "results").glob("*/config.json"))
-INSTALLED = [path for path in RESULTS if "hopper" not in path.name or importlib.util.find_spec("brax")]
+NEEDED = {"hopper": "brax", "envpool": "envpool"}
+INSTALLED = [
+    path
+    for path in RESULTS
+    if all(importlib.util.find_spec(package) for word, package in NEEDED.items() if word in path.name)
+]
 MIGRATED = {"num_updates", "critic_view", "team_reward", "alpha", "normalize_advantage"}
 SMALL = {"num_envs": 2, "rollout_length": 8, "buffer_size": 32, "batch_size": 2, "warmup_steps": 16, "seeds": 1}
 
