@@ -7,13 +7,7 @@ for each group; `self_play` with a pool of 16 beside none; curiosity and normali
 before.
 """
 
-import statistics
-import time
 from typing import Any
-
-import jax
-from rich.console import Console
-from rich.table import Table
 
 import in_turn
 import jmarl
@@ -39,35 +33,12 @@ def main() -> None:
     """Prints and writes milliseconds per iteration and their ratio to those of the algorithm within."""
     options = in_turn.parser(__doc__, (), 1.0).parse_args()
     env = jmarl.make("MPE_simple_tag_v3")
-    runs, steps = {}, {}
+    loops = {}
     for name, (_, algorithm, cfg) in WAYS.items():
         loop = jmarl.on_policy(env, algorithm, num_envs=64, rollout_length=52)
-        cfg = jmarl.training.with_horizon(loop, cfg, 1000)
-        steps[name] = jax.jit(lambda run, loop=loop, cfg=cfg: loop.step(run, cfg)[0], donate_argnums=0)
-        runs[name] = jax.jit(loop.init)(jax.random.key(0), cfg)
-        runs[name] = jax.block_until_ready(steps[name](runs[name]))
-    taken: dict[str, list[float]] = {name: [] for name in WAYS}
-    for _ in range(options.rounds):
-        for name, step in steps.items():
-            begin, count = time.perf_counter(), 0
-            while time.perf_counter() - begin < options.seconds:
-                runs[name] = jax.block_until_ready(step(runs[name]))
-                count += 1
-            taken[name].append(1e3 * (time.perf_counter() - begin) / count)
-    rows = [
-        {
-            "way": name,
-            "milliseconds": [round(x, 1) for x in taken[name]],
-            "beside": within,
-            "ratio": round(statistics.median(x / y for x, y in zip(taken[name], taken[within], strict=True)), 3),
-        }
-        for name, (within, _, _) in WAYS.items()
-        if within
-    ]
-    table = Table("combinator", "beside", "ratio of time", "milliseconds")
-    for row in rows:
-        table.add_row(row["way"], row["beside"], f"{row['ratio']:.2f}", str(row["milliseconds"]))
-    Console().print(table)
+        loops[name] = loop, jmarl.training.with_horizon(loop, cfg, 1000)
+    beside = {name: within for name, (within, _, _) in WAYS.items() if within}
+    rows = in_turn.iterations_beside(loops, beside, options)
     in_turn.write(rows, options.out)
 
 

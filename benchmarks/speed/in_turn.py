@@ -2,12 +2,16 @@
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
+from rich.table import Table
 
 import jmarl
 
@@ -58,6 +62,48 @@ def measure_in_turn(script: str, words: Sequence[str], ways: Iterable[str], roun
             measured.append(json.loads(output.splitlines()[-1]))
             print(f"{' '.join(words)}, {way}: {measured[-1]}", file=sys.stderr, flush=True)
     return results
+
+
+def iterations_beside(
+    loops: Mapping[str, tuple[Any, Any]], beside: Mapping[str, str], options: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """Milliseconds of an iteration of each loop with its config, in this process, and the ratio to another's.
+
+    Args:
+      loops: by name. They are compiled before anything is timed.
+      beside: the name of the other, for each that is to have a row.
+      options: of `parser`.
+    """
+    import jax  # here, since a process that only starts others leaves the device to them
+
+    runs, steps = {}, {}
+    for name, (loop, cfg) in loops.items():
+        steps[name] = jax.jit(lambda run, loop=loop, cfg=cfg: loop.step(run, cfg)[0], donate_argnums=0)
+        runs[name] = jax.jit(loop.init)(jax.random.key(0), cfg)
+        runs[name] = jax.block_until_ready(steps[name](runs[name]))
+    taken: dict[str, list[float]] = {name: [] for name in loops}
+    for _ in range(options.rounds):
+        for name, step in steps.items():
+            begin, count = time.perf_counter(), 0
+            while time.perf_counter() - begin < options.seconds:
+                runs[name] = jax.block_until_ready(step(runs[name]))
+                count += 1
+            taken[name].append(1e3 * (time.perf_counter() - begin) / count)
+    rows = [
+        {
+            "way": name,
+            "milliseconds": [round(x, 1) for x in taken[name]],
+            "beside": other,
+            "ratio": round(statistics.median(x / y for x, y in zip(taken[name], taken[other], strict=True)), 3),
+            "env_steps_per_s": round(loops[name][0].env_steps_per_iteration / statistics.median(taken[name]) * 1e3),
+        }
+        for name, other in beside.items()
+    ]
+    table = Table("way", "beside", "ratio of time", "milliseconds")
+    for row in rows:
+        table.add_row(row["way"], row["beside"], f"{row['ratio']:.2f}", str(row["milliseconds"]))
+    Console(stderr=True).print(table)
+    return rows
 
 
 def write(rows: Sequence[Any], out: Path | None) -> None:
