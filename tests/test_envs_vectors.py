@@ -200,6 +200,22 @@ def test_parts_of_a_vector_cannot_be_stepped_and_whole_vectors_in_any_order_can(
         jax.vmap(env.step)(again._replace(clock=again.clock + 1), action, jax.random.split(keys[0], 5))
 
 
+@pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda mode: mode.name)
+def test_seeds_whose_evaluation_ends_early_wait_for_the_others(mode):
+    """They are asked the same again and again meanwhile: each seed's returns are those that it has alone."""
+    env = envs.from_gymnasium_vector(walks(mode)[0], name="walk", max_steps=4)
+    learner = jmarl.random_policy(env.spec, jmarl.RandomConfig())
+    keys = jax.random.split(jax.random.key(0), 6)
+    states = jax.jit(jax.vmap(learner.init))(keys)
+    evaluate = lambda state, key: jmarl.evaluate(env, learner, state, key, num_episodes=1)  # noqa: E731
+    together = jax.jit(jax.vmap(evaluate))(states, keys)
+    play = jax.jit(evaluate)
+    alone = [play(*jax.tree.map(lambda x, i=i: x[i], (states, keys))) for i in range(6)]
+    for name, value in together.items():
+        np.testing.assert_allclose(value, [float(of_one[name]) for of_one in alone], rtol=1e-6, err_msg=name)
+    assert np.ptp(together["eval/episode_length"]) >= 2
+
+
 class Everything(gymnasium.Env):
     """Views with a mask in them, and actions of several parts."""
 

@@ -44,9 +44,13 @@ class _Group:
     """One vector, whose environments are always stepped together."""
 
     def __init__(self, env: Any, numbers: np.ndarray):
-        self.env, self.numbers, self.clock = env, numbers, 0
+        self.env, self.numbers = env, numbers
+        self.begin()
+
+    def begin(self) -> None:
+        self.clock = np.zeros(len(self.numbers), int)
         self.answer: Answer | None = None
-        self.was_left = np.zeros(len(numbers), bool)  # it went on by itself after an end, and nobody followed
+        self.was_left = np.zeros(len(self.numbers), bool)  # it went on with the others, and nobody followed
 
     def close(self) -> None:
         if self.env is not None:
@@ -86,7 +90,7 @@ class VectorPool(host.Pool):
         with self.one_at_a_time():
             seeds = [int(s) % 2**31 for s in np.asarray(seed).reshape(-1)]
             group = self._group_of_size(seeds)
-            group.clock, group.answer, group.was_left = 0, None, np.zeros(len(seeds), bool)
+            group.begin()
             views, infos = group.env.reset() if self._is_seeded_once else group.env.reset(seed=seeds)
             self._draw(group)
             shown = self._shown(*self._read.view(views, infos, len(seeds)))
@@ -139,13 +143,17 @@ class VectorPool(host.Pool):
         return group
 
     def _step(self, group: _Group, clocks: np.ndarray, is_over: np.ndarray, actions: np.ndarray) -> Answer:
-        if group.answer is not None and (clocks == group.clock - 1).all():  # asked for once more
+        # Asked for once more: all, or those of seeds whose evaluation is over while that of others goes on.
+        again = clocks == group.clock - 1 if group.answer is not None else np.zeros(len(clocks), bool)
+        if group.answer is not None and again.all():
             return group.answer
-        if (clocks != group.clock).any():
-            raise RuntimeError(slots.gone_by(group.clock, int(clocks[np.argmax(clocks != group.clock)])))
-        if (group.was_left & ~is_over).any():
-            raise RuntimeError("it was left after an episode's end, and cannot be gone on with: reset it.")
-        group.clock, group.was_left = group.clock + 1, is_over.copy()
+        wrong = np.flatnonzero(~again & (clocks != group.clock))
+        if len(wrong):
+            raise RuntimeError(slots.gone_by(int(group.clock[wrong[0]]), int(clocks[wrong[0]])))
+        stays = is_over | again
+        if (group.was_left & ~stays).any():
+            raise RuntimeError("it was left while others were stepped, and cannot be gone on with: reset it.")
+        group.clock, group.was_left = group.clock + ~again, stays
         num = len(actions)
         views, reward, terminated, truncated, infos = group.env.step(self._read.action(actions))
         self._draw(group)
@@ -163,10 +171,10 @@ class VectorPool(host.Pool):
                 start = tuple(None if x is None else _with_rows(x, ended, y) for x, y in zip(seen, begun, strict=True))
         earned = np.array(reward, np.float32).reshape(num, 1)
         answer = Answer(seen, start, earned, terminated[:, None], last, np.zeros((num, 0), np.float32))
-        if is_over.any() and group.answer is not None:
-            stays = np.flatnonzero(is_over)
-            answer = _each(lambda new, old: _with_rows(new, stays, old[stays]), answer, group.answer)
-            answer.reward[stays] = 0.0
+        if stays.any() and group.answer is not None:
+            rows = np.flatnonzero(stays)
+            answer = _each(lambda new, old: _with_rows(new, rows, old[rows]), answer, group.answer)
+            answer.reward[is_over & ~again] = 0.0
         group.answer = answer
         return answer
 
