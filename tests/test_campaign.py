@@ -33,6 +33,11 @@ def test_a_campaign_is_worked_off_and_leaves_a_table(tmp_path, capfd):
     assert "| one | 8.0e+01 | 2 |" in table and "| 500 | somebody |" in table
     assert campaign.main(words) == 0  # nothing is trained again
     assert "begins" not in (out := capfd.readouterr().out) and "one: done" in out
+    curves = [tmp_path / folder / "one" / "learning_curve.png" for folder in ("runs", "kept")]
+    for curve in curves:
+        curve.unlink()  # as if it had failed after its last step
+    assert campaign.main(words) == 0
+    assert "one: goes on" in capfd.readouterr().out and all(curve.exists() for curve in curves)
 
 
 def test_a_stopped_run_goes_on(tmp_path, monkeypatch, capfd):

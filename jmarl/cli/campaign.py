@@ -122,9 +122,9 @@ def progress(folder: Path) -> tuple[int, int]:
 
 
 def is_done(folder: Path) -> bool:
-    """Whether a run's metrics reach its end."""
+    """Whether a run's metrics reach its end, and all is there that is kept: its last games may have failed."""
     done, asked = progress(folder)
-    return 0 < asked <= done
+    return 0 < asked <= done and all((folder / name).exists() for name in KEPT)
 
 
 def row(entry: Entry, folder: Path) -> list[str]:
@@ -197,8 +197,9 @@ def campaign(
     end = None if minutes is None else time.monotonic() + 60 * minutes
     failed = [] if dry_run else work_off(todo, runs, results, end)
     for entry in entries:
-        done, asked = max(progress(results / entry.name), progress(runs / entry.name))
-        state = "failed" if entry.name in failed else "done" if asked and done >= asked else f"{done:,} steps done"
+        folders = results / entry.name, runs / entry.name
+        done = max(progress(folder)[0] for folder in folders)
+        state = "failed" if entry.name in failed else "done" if any(map(is_done, folders)) else f"{done:,} steps done"
         print(f"{entry.name}: {state}")
     if not dry_run and (text := table(entries, results)).count("\n") > 2:
         path = results / f"{file.stem}.md"
