@@ -562,6 +562,17 @@ def rates(name: str, other: str) -> str:
     return f"{table(['who, and the environment', 'steps/s', 'ratio'], rows)}\n\n{cores}"
 
 
+def costs(name: str) -> str:
+    """How long an iteration of each algorithm takes beside one of another, medians of rounds in turn."""
+    data = json.loads((RESULTS / "throughput" / f"{name}.json").read_text())
+    rows = []
+    for x in data["rows"]:
+        taken = sorted(x["milliseconds"])
+        rows.append([x["way"], x["beside"], f"{x['ratio']:.2f}", f"{taken[0]:,.0f} to {taken[-1]:,.0f} ms"])
+    cores = f"On a CPU of {data['system']['num_cores']} cores, jax {data['system']['versions']['jax']}."
+    return f"{table(['algorithm', 'beside', 'ratio of time', 'an iteration, by round'], rows)}\n\n{cores}"
+
+
 def _median(rounds: Sequence[dict[str, float]], name: str) -> float:
     return float(np.median([x[name] for x in rounds]))
 
@@ -736,6 +747,7 @@ def notebook(path: Path) -> tuple[str, dict[str, bytes]]:
 
 DIRECTIVES: dict[str, Callable[..., str]] = {
     "algorithms": algorithms,
+    "costs": costs,
     "curves": curves,
     "defaults": defaults,
     "docstring": docstring,

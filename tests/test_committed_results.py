@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jmarl import configs
+from jmarl import configs, presets
 from jmarl.cli import check, composed, experiment, options, own, run_folders, train
 
 RESULTS = sorted(path.parent for path in (Path(__file__).parents[1] / "benchmarks" / "results").glob("*/config.json"))
@@ -120,3 +120,15 @@ def test_a_committed_command_of_each_family_trains_and_evaluates(name, tmp_path)
     options_ = type(arguments.options)(**vars(arguments.options) | {"run_dir": tmp_path / "run"})
     folder = experiment.train(arguments.algorithm, options_, arguments.config, arguments.env_kwargs)
     assert np.isfinite(run_folders.load_metrics(folder)[1]["eval/return_sum"]).all()
+
+
+def test_the_preset_of_lunar_lander_is_what_was_found_to_work():
+    found = json.loads((RESULTS[0].parent / "ippo-envpool-LunarLander-v3" / "config.json").read_text())
+    preset = presets.for_environment("ippo", found["env"])
+    assert (preset.num_envs, preset.rollout_length) == (found["num_envs"], found["rollout_length"])
+    now = {name: configs.get(preset.config, name) for name, _ in configs.fields(preset.config)}
+    assert {name for name, value in found["config"].items() if now[name] not in (value, tuple_of(value))} == {"horizon"}
+
+
+def tuple_of(value):
+    return tuple(value) if isinstance(value, list) else value
