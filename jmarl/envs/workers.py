@@ -1,5 +1,6 @@
 """Environments in Python in processes of their own, which may die or hang without the run doing so."""
 
+import atexit
 import collections
 import contextlib
 import multiprocessing
@@ -51,6 +52,8 @@ class Worker(Protocol):
         """Kills it, whatever it is doing."""
 
 
+_is_exiting = threading.Event()
+atexit.register(_is_exiting.set)  # called before multiprocessing, which was imported first, ends its processes
 _START_S = 120.0  # until the first answer: a new process imports what its environments need
 _MOST_TRIES = 3  # to begin an episode, each with a new worker
 
@@ -154,8 +157,8 @@ class Workers:
 
     def _replace(self, lost: dict[int, str]) -> None:
         """New workers, which know of no episode, in place of those that were lost, with the reasons."""
-        if lost and not threading.main_thread().is_alive():
-            sys.exit()  # of this thread: the run has ended, and its workers with it
+        if lost and _is_exiting.is_set():
+            sys.exit()  # of this thread: the program ends, and its workers with it
         for why, num in collections.Counter(lost.values()).items():
             who = "A worker" if num == 1 else f"Each of {num} workers"
             parallel.say(f"{who} of {self.spec.name} {why}: it is replaced, and the episodes in it are cut off.")
