@@ -558,8 +558,7 @@ def rates(name: str, other: str) -> str:
     data = json.loads((RESULTS / "throughput" / f"{name}.json").read_text())
     medians, system = data["medians"], data["system"]
     rows = [[way.replace("_", " "), f"{x:,.0f}", f"{x / medians[other]:.1f}"] for way, x in medians.items()]
-    cores = f"On a CPU of {system['num_cores']} cores, jax {system['versions']['jax']}."
-    return f"{table(['who, and the environment', 'steps/s', 'ratio'], rows)}\n\n{cores}"
+    return f"{table(['who, and the environment', 'steps/s', 'ratio'], rows)}\n\n{_on(system)}"
 
 
 def costs(name: str) -> str:
@@ -568,9 +567,14 @@ def costs(name: str) -> str:
     rows = []
     for x in data["rows"]:
         taken = sorted(x["milliseconds"])
-        rows.append([x["way"], x["beside"], f"{x['ratio']:.2f}", f"{taken[0]:,.0f} to {taken[-1]:,.0f} ms"])
-    cores = f"On a CPU of {data['system']['num_cores']} cores, jax {data['system']['versions']['jax']}."
-    return f"{table(['algorithm', 'beside', 'ratio of time', 'an iteration, by round'], rows)}\n\n{cores}"
+        times = f"{taken[0]:,.0f} to {taken[-1]:,.0f} ms"
+        rows.append([x["way"], x["beside"], f"{x['ratio']:.2f}", times, f"{x['env_steps_per_s']:,}"])
+    header = ["algorithm", "beside", "ratio of time", "an iteration, by round", "steps/s"]
+    return f"{table(header, rows)}\n\n{_on(data['system'])}"
+
+
+def _on(system: dict[str, Any]) -> str:
+    return f"On a CPU of {system['num_cores']} cores, jax {system['versions']['jax']}."
 
 
 def _median(rounds: Sequence[dict[str, float]], name: str) -> float:

@@ -189,8 +189,7 @@ def gymnax(algorithm: str, env: str = "CartPole-v1") -> Preset:
         config = config.replace(learning_rate=1e-3, gamma=0.9, ent_coef=0.0, num_epochs=10, num_minibatches=8)
         return Preset(env, config, num_envs=16, rollout_length=256, total_steps=500_000)
     if env.startswith("LunarLander-"):
-        config = config.replace(learning_rate=3e-4, learning_rate_schedule="constant", gamma=0.999, gae_lambda=0.98)
-        config = config.replace(num_minibatches=256, ent_coef=0.01)
+        config = PPOConfig(learning_rate=3e-4, gamma=0.999, gae_lambda=0.98, ent_coef=0.01, num_minibatches=256)
         return Preset(env, config, num_envs=16, rollout_length=1024, total_steps=1_000_000)
     if env == "CartPole-v1":  # short rollouts: with 128 steps one seed in eight forgets what it knew
         config = config.replace(learning_rate=1e-3, gae_lambda=0.98, ent_coef=0.0)

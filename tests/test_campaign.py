@@ -1,6 +1,6 @@
 """jmarl campaign: what is done is left alone, what was stopped goes on, and bad files are refused in a sentence."""
 
-import importlib
+import importlib.util
 import json
 import tomllib
 from pathlib import Path

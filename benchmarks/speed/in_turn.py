@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 from rich.console import Console
 from rich.table import Table
 
@@ -74,8 +75,6 @@ def iterations_beside(
       beside: the name of the other, for each that is to have a row.
       options: of `parser`.
     """
-    import jax  # here, since a process that only starts others leaves the device to them
-
     runs, steps = {}, {}
     for name, (loop, cfg) in loops.items():
         steps[name] = jax.jit(lambda run, loop=loop, cfg=cfg: loop.step(run, cfg)[0], donate_argnums=0)

@@ -144,7 +144,7 @@ class VectorPool(host.Pool):
 
     def _step(self, group: _Group, clocks: np.ndarray, is_over: np.ndarray, actions: np.ndarray) -> Answer:
         # Asked for once more: all, or those of seeds whose evaluation is over while that of others goes on.
-        again = clocks == group.clock - 1 if group.answer is not None else np.zeros(len(clocks), bool)
+        again = clocks == group.clock - 1
         if group.answer is not None and again.all():
             return group.answer
         wrong = np.flatnonzero(~again & (clocks != group.clock))
