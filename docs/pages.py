@@ -604,7 +604,12 @@ ENVIRONMENTS: dict[str, list[tuple[str, dict[str, Any]]]] = {
         (name, {})
         for name in ("rware tiny-2ag", "rware tiny-4ag", "lbf 8x8-2p-2f-coop", "con 5x5x3a", "clean 10x10x10a")
     ],
-    "python": [("gymnasium:CartPole-v1", {}), ("envpool:CartPole-v1", {}), ("pettingzoo:mpe2.simple_spread_v3", {})],
+    "python": [
+        ("gymnasium:CartPole-v1", {}),
+        ("envpool:CartPole-v1", {}),
+        ("pettingzoo:mpe2.simple_spread_v3", {}),
+        ("football:academy_3_vs_1_with_keeper", {}),
+    ],
     "pgx": [(f"pgx:{name}", {}) for name in ("tic_tac_toe", "connect_four", "kuhn_poker", "go_9x9")],
     "own": [("predator_prey", {})],
 }

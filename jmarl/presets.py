@@ -50,7 +50,7 @@ DETERMINISTIC: dict[str, Any] = {
 }
 PQN: dict[str, Any] = {"pqn_iql": PQNIQLConfig, "pqn_vdn": PQNConfig, "pqn_qmix": PQNQMIXConfig}
 SOFT: dict[str, Any] = {"isac": SACConfig, "masac": SACConfig, "hasac": HASACConfig}
-IN_PYTHON = ("envpool:", "gymnasium:", "pettingzoo:")
+IN_PYTHON = ("envpool:", "football:", "gymnasium:", "pettingzoo:")
 # of Jumanji
 WAREHOUSE = ("rware", "RobotWarehouse")
 FORAGING = ("lbf", "LevelBasedForaging")
@@ -122,6 +122,8 @@ def task(env: str) -> dict[str, Any]:
         return {"agent_ids": True}
     if env.startswith(FORAGING):  # the return is the share of the food that is eaten
         return {"agent_ids": True, "reward": "team"}
+    if env.startswith("football:"):
+        return {"shaped_reward": 1.0}
     if env.startswith("pgx:"):  # boards as vectors: small convolutions are slow on CPUs
         return {"flatten": True}
     return {}
@@ -214,8 +216,10 @@ def jumanji(algorithm: str, env: str = "rware tiny-4ag") -> Preset:
 
 def in_python(algorithm: str, env: str) -> Preset:
     """Environments in Python are slow: the settings of their like in JAX, with fewer of everything that is played."""
-    name = env.partition(":")[2]
-    like, kwargs = name, {}
+    package, _, name = env.partition(":")
+    like, kwargs = name, task(env)
+    if package == "football":
+        like = package
     if name.startswith("mpe2."):
         like = name.replace("mpe2.", "MPE_")
         kwargs = {"continuous_actions": True} if algorithm in (*DETERMINISTIC, *SOFT) else {}
@@ -228,6 +232,14 @@ def in_python(algorithm: str, env: str) -> Preset:
         num_seeds=1,
         eval_episodes=16,
     )
+
+
+def football(algorithm: str, env: str = "football:academy_3_vs_1_with_keeper") -> Preset:
+    """Google Research Football with PPO: chance lasts, since a goal takes several players. Not from a paper."""
+    config = PPOConfig(
+        learning_rate=5e-4, gamma=0.99, ent_coef=0.01, num_epochs=10, hidden_sizes=(128, 128), activation="relu"
+    )
+    return Preset(env, config, task(env), num_envs=16, rollout_length=256)
 
 
 def turns(env: str) -> Preset:
@@ -426,6 +438,8 @@ def for_environment(algorithm: str, env: str, name: str = "default") -> Preset:
         return mabrax(algorithm, env)
     if env.startswith((*WAREHOUSE, *FORAGING)):
         return jumanji(algorithm, env)
+    if env == "football":
+        return football(algorithm)
     if env.startswith("pgx:"):
         return turns(env)
     if "-" in env:  # every name of gymnax, and none of JaxMARL

@@ -2,6 +2,7 @@
 
 import doctest
 import sys
+import warnings
 
 import compiled
 import failing
@@ -383,6 +384,78 @@ def test_without_a_package_it_is_said_what_to_install(package, name, install, mo
         jmarl.make(f"{package}:{name}")
     lists.list_envs()
     assert f'not installed: pip install "jmarl[{package}]"\n' in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------------------------- Gymnasium, one space for each agent
+
+
+@pytest.mark.parametrize(
+    "name", ["lbforaging:Foraging-5x5-2p-1f-v3", "rware:rware-tiny-2ag-easy-v2"], ids=["lbforaging", "rware"]
+)
+def test_a_tuple_of_spaces_is_one_for_each_agent(name):
+    options = {"max_episode_steps" if "Foraging" in name else "max_steps": 9}  # Gymnasium's limit, and its own
+    env = envs.check_env(jmarl.make(f"gymnasium:{name}", **options), play=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        other = gymnasium.make(name, disable_env_checker=True, **options)
+    assert env.spec.agents == ("agent_0", "agent_1") and env.spec.max_steps == 9 and not env.spec.teams
+    state, obs = env.reset(jax.random.key(0))
+    seeds = np.random.default_rng(int(jax.random.bits(jax.random.key(0), dtype=jnp.uint32)))
+    views, _ = other.reset(seed=int(seeds.integers(2**31)))
+    step, chance, total = jax.jit(env.step), np.random.default_rng(3), 0.0
+    for _ in range(9):
+        np.testing.assert_allclose(obs.agents, views, rtol=1e-6)
+        np.testing.assert_array_equal(obs.state, np.concatenate(views))
+        action = chance.integers(env.spec.num_actions, size=2)
+        state, obs, outcome = step(state, action, jax.random.key(0))
+        views, reward, terminated, truncated, _ = other.step(tuple(action))
+        total += sum(reward)
+        np.testing.assert_allclose(outcome.reward, reward, rtol=1e-6)
+        assert outcome.terminated.tolist() == [terminated] * 2 and bool(outcome.last) == (terminated or truncated)
+        if outcome.last:
+            break
+    assert outcome.last
+    np.testing.assert_allclose(obs.agents, views, rtol=1e-6)
+
+
+class Couple(gymnasium.Env):
+    """Two agents with views and actions of two sizes. The first one terminates at time 2, all is truncated at 3."""
+
+    observation_space = spaces.Tuple((spaces.Box(0, 9, (1,)), spaces.Box(0, 9, (2,))))
+    action_space = spaces.Tuple((spaces.Discrete(2), spaces.Discrete(3)))
+    max_steps = 3
+
+    def views(self):
+        return (np.full(1, self.time, np.float32), np.full(2, self.time, np.float32))
+
+    def reset(self, *, seed=None, options=None):
+        self.time = 0
+        return self.views(), {"action_mask": [[1, 1], [0, 1, 1]]}
+
+    def step(self, action):
+        self.time += 1
+        terminated, truncated = [self.time == 2, False], self.time == 3
+        return self.views(), [float(a) for a in action], terminated, truncated, {}
+
+
+def test_what_is_said_of_each_agent_or_of_all():
+    several = gymnasium_adapter.Several(Couple(), "couple")
+    env = envs.check_env(envs.from_pettingzoo(lambda: several, name="couple", max_steps=several.max_steps))
+    assert env.spec.action_sizes == (2, 3) and env.spec.obs_sizes == (1, 2) and env.spec.max_steps == 3
+    state, obs = env.reset(jax.random.key(0))
+    assert obs.action_mask.tolist() == [[True, True, False], [False, True, True]]
+    told = []
+    for _ in range(3):
+        state, obs, outcome = env.step(state, jnp.array([2, 2]), jax.random.key(0))
+        told.append((outcome.reward.tolist(), outcome.terminated.tolist(), bool(outcome.last)))
+    assert told == [([1, 2], [False, False], False), ([1, 2], [True, False], False), ([1, 2], [False, False], True)]
+    assert obs.action_mask.tolist() == [[True, True, False], [True, True, True]]
+
+
+def test_views_of_more_or_fewer_agents_than_act_are_refused():
+    one_view = type("OneView", (Couple,), {"observation_space": spaces.Box(0, 9, (1,))})
+    with pytest.raises(ValueError, match=r"couple has actions for 2 agents, .*, and views of Box.*as many"):
+        gymnasium_adapter.Several(one_view(), "couple")
 
 
 # ----------------------------------------------------------------------------------------------------------- PettingZoo

@@ -26,6 +26,7 @@ from jmarl.cli import rendering, trial
 from jmarl.cli.errors import UsageError, require_at_least_one, require_free_file, require_seed, usage_errors
 from jmarl.cli.options import key_values
 from jmarl.cli.run_folders import changed_kwargs, load_run, read_config
+from jmarl.envs import host
 from jmarl.types import Env, Learner, Metrics, TrainState
 
 
@@ -131,8 +132,9 @@ def evaluate_run(
     if pick is not None and not 0 <= pick < num_seeds:
         raise UsageError(f"--pick {pick} is none of the {num_seeds} seeds of {run}: choose 0 to {num_seeds - 1}.")
     key_play, key_gif = jax.random.split(jax.random.key(seed))
-    measured = evaluate(plays_in, learner, states, key_play, num_episodes=episodes, exploring=exploring)
-    metrics = {name: np.asarray(values, float) for name, values in measured.items()}
+    with host.failures_named(plays_in):
+        measured = evaluate(plays_in, learner, states, key_play, num_episodes=episodes, exploring=exploring)
+        metrics = {name: np.asarray(values, float) for name, values in measured.items()}
     name = read_config(run)["algorithm"]
     how = f"{'exploring' if exploring else 'greedy'}, {'best' if best else 'last'} parameters"
     facts = {

@@ -17,6 +17,7 @@ from jmarl.cli.errors import UsageError, nearest, require_at_least_one, require_
 from jmarl.cli.options import key_values, preset_of
 from jmarl.envs import (
     envpool_adapter,
+    football_adapter,
     gymnasium_adapter,
     gymnax_adapter,
     jaxmarl_adapter,
@@ -95,6 +96,7 @@ def _names() -> dict[str, list[str]]:
             envpool_adapter.names()
         ),
         f"PettingZoo{_needs('mpe2', pettingzoo_adapter.INSTALL)}": pettingzoo_adapter.names(),
+        f"Google Research Football{_needs('gfootball', football_adapter.INSTALL)}": football_adapter.names(),
         f"Pgx, games with turns{_needs('pgx', pgx_adapter.INSTALL)}": pgx_adapter.names(),
         "jmarl": ["predator_prey"],
     }

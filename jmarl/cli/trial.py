@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from PIL import Image
 
+from jmarl import presets
 from jmarl.cli import rendering, run_folders
 from jmarl.cli.errors import UsageError
 from jmarl.envs import host
@@ -56,9 +57,9 @@ def require_film(path: Path) -> None:
 
 def visible_env(name: str, env_kwargs: Mapping[str, Any], max_eval_steps: int | None = None) -> Env:
     """The environment of evaluation, which draws itself where it is Python or C++."""
-    package = name.partition(":")[0]
-    if package in ("gymnasium", "pettingzoo", "envpool"):
-        env_kwargs = {k: v for k, v in env_kwargs.items() if k not in _OF_VECTORS} | {"render_mode": "rgb_array"}
+    if name.startswith(presets.IN_PYTHON):
+        is_told = {} if name.startswith("football:") else {"render_mode": "rgb_array"}  # football always draws itself
+        env_kwargs = {k: v for k, v in env_kwargs.items() if k not in _OF_VECTORS} | is_told
     return run_folders.plain_env(name, env_kwargs, max_eval_steps)
 
 
@@ -75,7 +76,8 @@ def play(env: Env, learner: Learner, state: TrainState, key: jax.Array, num_epis
     limit = env.spec.max_steps or _MOST_STEPS
     keys = jax.random.split(key, num_episodes)
     if isinstance(env.unwrapped, host.Pool):
-        return _watched(env, learner, state, keys, limit)
+        with host.failures_named(env):
+            return _watched(env, learner, state, keys, limit)
     return [_drawn(env, learner, state, key, limit) for key in keys]
 
 

@@ -29,6 +29,7 @@ from typing import Any
 
 from jmarl.envs import (
     envpool_adapter,
+    football_adapter,
     gymnasium_adapter,
     gymnax_adapter,
     jaxmarl_adapter,
@@ -95,8 +96,9 @@ def make(
       env: a name, such as "MPE_simple_spread_v3", "HeuristicEnemySMAX", "overcooked", "CartPole-v1", "rware tiny-4ag",
         "lbf 8x8-2p-2f-coop"; or an object with JaxMARL's interface, see `from_jaxmarl`; or gymnax's `(env, params)`,
         see `from_gymnax`. For Jumanji's objects see `from_jumanji`. "gymnasium:CartPole-v1" is Gymnasium's,
-        "envpool:CartPole-v1" EnvPool's, "pettingzoo:mpe2.simple_spread_v3" what a module of PettingZoo's makes; these
-        are Python or C++, see `from_host`. "pgx:tic_tac_toe" is Pgx's: compiled games in which players take turns.
+        "envpool:CartPole-v1" EnvPool's, "pettingzoo:mpe2.simple_spread_v3" what a module of PettingZoo's makes,
+        "football:academy_3_vs_1_with_keeper" Google Research Football's; these are Python or C++, see `from_host`.
+        "pgx:tic_tac_toe" is Pgx's: compiled games in which players take turns.
       agent_ids: put a one-hot id before each agent's features, or N constant channels before an image's.
       time_limit: "truncated" lets learners bootstrap from the last observation; "terminal" counts time limits as the
         end of the return, as in the numbers that JaxMARL publishes.
@@ -141,6 +143,7 @@ def make(
 # What comes before the colon of a name.
 PACKAGES = {
     "envpool": envpool_adapter.make,
+    "football": football_adapter.make,
     "gymnasium": gymnasium_adapter.make,
     "pettingzoo": pettingzoo_adapter.make,
     "pgx": pgx_adapter.make,

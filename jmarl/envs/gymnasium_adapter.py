@@ -1,4 +1,4 @@
-"""Gymnasium's environments of one agent, and whatever is registered with it, by name: N = 1."""
+"""Gymnasium's environments, and whatever is registered with it, by name: of one agent, or of one for each space."""
 
 import math
 from collections.abc import Callable
@@ -30,7 +30,10 @@ def names() -> list[str]:
 
 
 def make(name: str, options: dict[str, Any], *, agent_ids: bool, time_limit: str, flatten: bool) -> Env:
-    """Gymnasium's environment `name`. Options are arguments of `gymnasium.make`, `vector`, and those of `from_host`."""
+    """Gymnasium's environment `name`. Options are arguments of `gymnasium.make`, `vector`, and those of `from_host`.
+
+    Where actions are a tuple of spaces, as in lbforaging and rware, each of them is an agent's: see `Several`.
+    """
     try:
         import gymnasium
     except ImportError as error:
@@ -42,8 +45,17 @@ def make(name: str, options: dict[str, Any], *, agent_ids: bool, time_limit: str
     if mode is not None:
         return _make_vector(name, mode, where, options, flatten, views)
 
-    def make_one() -> Single:
-        return Single(gymnasium.make(name, **options), f"gymnasium:{name}", flatten=flatten)
+    def make_one() -> Any:
+        env = gymnasium.make(name, **options)
+        if not isinstance(env.action_space, gymnasium.spaces.Tuple):
+            return Single(env, f"gymnasium:{name}", flatten=flatten)
+
+        from jmarl.envs import pettingzoo_adapter  # which imports this module
+
+        # Gymnasium's checker tells with each step that the rewards are several.
+        env = gymnasium.make(name, **{"disable_env_checker": True, **options})
+        several = Several(env, f"gymnasium:{name}")
+        return pettingzoo_adapter.Parallel(several, several.name, max_steps=several.max_steps, flatten=flatten)
 
     try:
         return host.from_host(make_one, **where, **views)
@@ -233,6 +245,84 @@ class Single:
     def _seen(self, view: Any, info: dict[str, Any]) -> Seen:
         view, mask = self._read(view, info)
         return Seen(view[None], action_mask=None if mask is None else mask[None])
+
+
+class Several:
+    """A `gymnasium.Env` of several agents, with PettingZoo's parallel interface.
+
+    Actions and views are tuples of spaces, one for each agent; rewards, and what is terminated and truncated, are lists
+    or one for all; legal actions are `info["action_mask"]`, one for each. Where Gymnasium does not know how long
+    episodes can be, it is read from the environment's `max_steps` or `_max_episode_steps`.
+    """
+
+    def __init__(self, env: Any, name: str):
+        views, actions = env.observation_space, env.action_space
+        if len(getattr(views, "spaces", ())) != len(actions.spaces):
+            raise ValueError(
+                f"{name} has actions for {len(actions.spaces)} agents, a tuple of spaces, and views of {views}: jmarl "
+                f"takes a tuple of as many."
+            )
+        self.env, self.name, self.metadata = env, name, env.metadata
+        self.possible_agents = [f"agent_{i}" for i in range(len(actions.spaces))]
+        self.agents = list(self.possible_agents)
+        self._views, self._actions = (dict(zip(self.agents, x.spaces, strict=True)) for x in (views, actions))
+        self.max_steps = next(
+            (
+                limit
+                for limit in (
+                    None if env.spec is None else env.spec.max_episode_steps,
+                    *(getattr(env.unwrapped, attribute, None) for attribute in ("max_steps", "_max_episode_steps")),
+                )
+                if limit
+            ),
+            None,
+        )
+
+    @property
+    def unwrapped(self) -> Any:
+        """The environment without wrappers."""
+        return self.env.unwrapped
+
+    def observation_space(self, agent: str) -> Any:
+        """Of one agent."""
+        return self._views[agent]
+
+    def action_space(self, agent: str) -> Any:
+        """Of one agent."""
+        return self._actions[agent]
+
+    def reset(self, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Views and infos by agent."""
+        views, info = self.env.reset(seed=seed)
+        self.agents = list(self.possible_agents)
+        return self._each(views), self._infos(info)
+
+    def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+        """Views, rewards, who is terminated and truncated, and infos, by agent."""
+        views, reward, terminated, truncated, info = self.env.step(tuple(actions.values()))
+        if np.all(np.logical_or(terminated, truncated)):
+            self.agents = []
+        return (
+            self._each(views),
+            *(self._each(np.broadcast_to(x, len(actions)).tolist()) for x in (reward, terminated, truncated)),
+            self._infos(info),
+        )
+
+    def render(self) -> Any:
+        """`[H, W, 3]`; None where the environment knows windows alone."""
+        is_drawn = self.env.render_mode == "rgb_array" and "rgb_array" in self.metadata.get("render_modes", ())
+        return self.env.render() if is_drawn else None
+
+    def close(self) -> None:
+        """Frees what the environment holds."""
+        self.env.close()
+
+    def _infos(self, info: dict[str, Any]) -> dict[str, Any]:
+        masks = info.get("action_mask", [None] * len(self.possible_agents))
+        return self._each([{"action_mask": mask} for mask in masks])
+
+    def _each(self, values: Any) -> dict[str, Any]:
+        return dict(zip(self.possible_agents, values, strict=True))
 
 
 class Reader:
