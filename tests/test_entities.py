@@ -39,16 +39,20 @@ def random_views(key=0, allies=(1, 1), enemies=(1, 1, 1)):
     return view
 
 
-def logits_of(params, view):
-    attended = TORSO.apply({"params": params["torso"]}, view)
+def logits_of(params, view, torso=TORSO):
+    attended = torso.apply({"params": params["torso"]}, view)
     return attended, OUTPUT.apply({"params": params["output"]}, attended)
 
 
 @pytest.fixture(scope="module")
 def params():
+    return random_params(TORSO)
+
+
+def random_params(torso):
     def init(key):
-        attended, torso = TORSO.init_with_output(key, jnp.zeros((1, NUM_FEATURES)))
-        return {"torso": torso["params"], "output": OUTPUT.init(key, attended)["params"]}
+        attended, made = torso.init_with_output(key, jnp.zeros((1, NUM_FEATURES)))
+        return {"torso": made["params"], "output": OUTPUT.init(key, attended)["params"]}
 
     made = jax.tree.map(lambda x: x.value if hasattr(x, "value") else x, jax.jit(init)(jax.random.key(1)),
                         is_leaf=lambda x: hasattr(x, "unbox"))  # fmt: skip
@@ -87,17 +91,18 @@ def by_hand(params, view):
     is_seen = [view[7 + 2 * i] > 0 for i in range(3)]
     enemies = [np.array([view[4 + i], view[7 + 2 * i], view[8 + 2 * i]]) for i in range(3)]
     tokens += [embedded("enemies", x) for x, seen in zip(enemies, is_seen, strict=True) if seen]
-    x, block = np.stack(tokens), torso["block_0"]
-    query, key, value = (dense(block["attention"][name], x) for name in ("query", "key", "value"))
-    joined = np.zeros_like(x)
-    for head in (slice(0, 2), slice(2, 4)):
-        for i in range(len(x)):
-            scores = np.array([query[i, head] @ key[j, head] / np.sqrt(2) for j in range(len(x))])
-            weights = np.exp(scores) / np.exp(scores).sum()
-            joined[i, head] = sum(w * v for w, v in zip(weights, value[:, head], strict=True))
-    x = layer_norm(block["norms_0"], x + dense(block["attention"]["out"], joined))
-    hidden = gelu(dense(block["layers"]["hidden"]["Dense_0"], x))
-    x = layer_norm(block["norms_1"], x + dense(block["layers"]["out"], hidden))
+    x = np.stack(tokens)
+    for block in [torso[name] for name in ("block_0", "block_1") if name in torso]:
+        query, key, value = (dense(block["attention"][name], x) for name in ("query", "key", "value"))
+        joined = np.zeros_like(x)
+        for head in (slice(0, 2), slice(2, 4)):
+            for i in range(len(x)):
+                scores = np.array([query[i, head] @ key[j, head] / np.sqrt(2) for j in range(len(x))])
+                weights = np.exp(scores) / np.exp(scores).sum()
+                joined[i, head] = sum(w * v for w, v in zip(weights, value[:, head], strict=True))
+        x = layer_norm(block["norms_0"], x + dense(block["attention"]["out"], joined))
+        hidden = gelu(dense(block["layers"]["hidden"]["Dense_0"], x))
+        x = layer_norm(block["norms_1"], x + dense(block["layers"]["out"], hidden))
     own, seen_enemies = x[0], x[len(x) - sum(is_seen) :]
     output = params["output"]
     logits = list(dense(output["own"]["out"], own))
@@ -107,10 +112,13 @@ def by_hand(params, view):
     return own, logits, [0, 4, *(1 + np.flatnonzero(is_seen))]
 
 
+@pytest.mark.parametrize("num_blocks", [0, 1, 2])
 @pytest.mark.parametrize(("allies", "enemies"), [((1, 1), (1, 1, 1)), ((1, 0), (0, 1, 1)), ((0, 0), (0, 0, 0))])
-def test_attention_over_those_who_are_seen_as_by_hand(params, allies, enemies):
+def test_attention_over_those_who_are_seen_as_by_hand(num_blocks, allies, enemies):
     view = random_views(allies=allies, enemies=enemies)
-    attended, logits = jax.jit(logits_of)(params, view)
+    torso = TORSO.clone(num_blocks=num_blocks)
+    params = random_params(torso)
+    attended, logits = jax.jit(functools.partial(logits_of, torso=torso))(params, view)
     for row in range(ROWS):
         own, expected, actions = by_hand(params, view[row])
         np.testing.assert_allclose(attended.own[row], own, rtol=2e-4, atol=2e-5)

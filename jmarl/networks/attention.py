@@ -67,7 +67,10 @@ class Attention(nn.Module):
 
 
 class EncoderBlock(nn.Module):
-    """Attention between rows, such as agents, then a layer for each; both are added to what came in, and normalised."""
+    """Attention between rows, such as agents, then a layer for each; both are added to what came in, and normalised.
+
+    `x` are the rows that look, at those of `source` that they see; at each other where there is no `source`.
+    """
 
     size: int
     num_heads: int
@@ -77,6 +80,8 @@ class EncoderBlock(nn.Module):
         self.layers = Output(self.size, (self.size,), "gelu")
         self.norms = [nn.LayerNorm() for _ in range(2)]
 
-    def __call__(self, x: Float[Array, "R N E"], is_seen: Bool[Array, "#R N N"]) -> Float[Array, "R N E"]:
-        x = self.norms[0](x + self.attention(x, x, is_seen))
+    def __call__(
+        self, x: Float[Array, "R K E"], is_seen: Bool[Array, "#R K N"], source: Float[Array, "R N E"] | None = None
+    ) -> Float[Array, "R K E"]:
+        x = self.norms[0](x + self.attention(x, x if source is None else source, is_seen))
         return self.norms[1](x + self.layers(x))

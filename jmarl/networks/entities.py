@@ -144,13 +144,21 @@ class EntityTorso(nn.Module):
             rows.append(self._embedding(kind.name)(features))
             seen.append(is_seen)
         x, is_seen = jnp.concatenate(rows, axis=1), jnp.concatenate(seen, axis=1)
-        num = x.shape[1]
-        is_seen = jnp.broadcast_to(is_seen[:, None], (len(view), num, num))
+        targets = [(places[kind.name], kind.num) for kind in self.layout.kinds if kind.first_action is not None]
+
+        def read(x: Array) -> Array:
+            """The agent, and whom its actions are done to."""
+            return jnp.concatenate([x[:, :1], *[x[:, start : start + num] for start, num in targets]], axis=1)
+
         for i in range(self.num_blocks):
-            x = EncoderBlock(self.size, self.num_heads, name=f"block_{i}")(x, is_seen)
-        kinds = [kind for kind in self.layout.kinds if kind.first_action is not None]
-        targets = [x[:, places[kind.name] : places[kind.name] + kind.num] for kind in kinds]
-        return Attended(own=x[:, 0], targets=jnp.concatenate([*targets, x[:, :0]], axis=1))
+            source = x
+            if i == self.num_blocks - 1:
+                x = read(x)  # nobody looks at the others any more
+            block = EncoderBlock(self.size, self.num_heads, name=f"block_{i}")
+            x = block(x, jnp.broadcast_to(is_seen[:, None], (*x.shape[:2], source.shape[1])), source)
+        if not self.num_blocks:
+            x = read(x)
+        return Attended(own=x[:, 0], targets=x[:, 1:])
 
     def _embedding(self, name: str) -> nn.Module:
         return MLP((self.size,), "relu", kernel_init=self.kernel_init, name=f"embed_{name}")
