@@ -237,9 +237,9 @@ def in_python(algorithm: str, env: str) -> Preset:
 def football(algorithm: str, env: str = "football:academy_3_vs_1_with_keeper") -> Preset:
     """Google Research Football with PPO: chance lasts, since a goal takes several players. Not from a paper."""
     config = PPOConfig(
-        learning_rate=5e-4, gamma=0.99, ent_coef=0.01, num_epochs=10, hidden_sizes=(128, 128), activation="relu"
+        learning_rate=1e-3, gamma=0.99, ent_coef=0.005, num_epochs=10, hidden_sizes=(128, 128), activation="relu"
     )
-    return Preset(env, config, task(env), num_envs=16, rollout_length=256)
+    return Preset(env, config, task(env), num_envs=16, rollout_length=128)
 
 
 def turns(env: str) -> Preset:

@@ -594,7 +594,8 @@ def test_the_command_line_trains_and_resumes(tmp_path, capsys):
         [*words, "--num-minibatches", "1", "--max-eval-steps", "10", "--run-dir", str(tmp_path / "run")]
     )
     train.main(["--resume", str(folder), "--total-steps", "96"])
-    assert "begin anew" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "begin anew" in told and f"No GIF: jmarl evaluate {folder} --render films" in told
     env_steps, metrics = jmarl.cli.run_folders.load_metrics(folder)
     assert env_steps.tolist() == [32, 64, 96] and np.isfinite(metrics["eval/return_sum"][:, -1]).all()
 

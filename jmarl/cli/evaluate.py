@@ -162,7 +162,7 @@ def evaluate_run(
         key_episode, key_act = jax.random.split(key_gif)
         player = as_in_training(learner, key_act) if exploring else learner
         drawn = rendering.render_episode(plays_in, player, state, key_episode, picture)
-        print(f"{picture} shows seed {chosen}" if drawn else f"No GIF: there is no picture of {plays_in.spec.name}.")
+        print(f"{picture} shows seed {chosen}" if drawn else rendering.no_picture(plays_in, run))
     if film:
         seen_in = trial.visible_env(env or read_config(run)["env"], facts["env_kwargs"], max_eval_steps)
         seen_in = seen_in._replace(spec=seen_in.spec._replace(max_steps=plays_in.spec.max_steps))

@@ -405,7 +405,7 @@ def _train(
     if rendering.render_episode(env, learner, state, key_gif, folder / "trained.gif"):
         print(f"trained.gif shows seed {best}, the one with the highest return.")
     else:
-        print(f"No GIF: there is no picture of {options.env}.")
+        print(rendering.no_picture(env, folder))
     return folder
 
 

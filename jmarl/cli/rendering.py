@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from jmarl.envs import host
 from jmarl.envs.predator_prey import PredatorPrey
 from jmarl.types import Env, Learner, TrainState
 
@@ -45,6 +46,13 @@ def render_episode(
     frames, milliseconds = draw(env.unwrapped, states, rewards)
     save_gif(frames, [milliseconds] * (len(frames) - 1) + [HOLD_MS], path)
     return Path(path)
+
+
+def no_picture(env: Env, folder: Path) -> str:
+    """What is said where `render_episode` draws nothing."""
+    if isinstance(env.unwrapped, host.Pool):
+        return f"No GIF: jmarl evaluate {folder} --render films what environments in Python draw of themselves."
+    return f"No GIF: there is no picture of {env.spec.name}."
 
 
 def save_gif(frames: list[Image.Image], durations: list[Any], path: str | Path) -> None:
