@@ -1,6 +1,7 @@
 """Trial mode: what episodes earn, and films of them."""
 
 import re
+import time
 
 import jax
 import jax.numpy as jnp
@@ -128,6 +129,41 @@ def test_random_actions_are_filmed_where_there_are_pictures(name, tmp_path, caps
         assert "No film: there is no picture of CartPole-v1." in told and not (tmp_path / "a.gif").exists()
     else:
         assert Image.open(tmp_path / "a.gif").n_frames > 1
+
+
+@pytest.mark.parametrize("name", ["gymnasium:CartPole-v1", "pettingzoo:mpe2.simple_v3"])
+def test_a_window_shows_episodes_in_real_time(name, tmp_path, capsys, monkeypatch):
+    pygame = pytest.importorskip("pygame")
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    shown = []
+    show = pygame.display.set_mode
+    monkeypatch.setattr(pygame.display, "set_mode", lambda *args, **kwargs: shown.append(args) or show(*args, **kwargs))
+    begin = time.perf_counter()
+    lists.list_envs(name, window=True, steps=4)
+    assert shown and time.perf_counter() - begin > 4 / 60
+    assert "in 4 steps, cut off" in capsys.readouterr().out and not list(tmp_path.iterdir())
+
+
+def test_a_run_is_watched_in_a_window(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    words = ["random", "--env", "gymnasium:CartPole-v1", "--total-steps", "16", "--num-envs", "1", "--seeds", "1"]
+    words += ["--rollout-length", "16", "--eval-episodes", "0", "--no-gif", "--run-dir", str(tmp_path / "run")]
+    folder = train.main(words)
+    evaluate.main([str(folder), "--episodes", "1", "--window", "--trials", "2", "--max-eval-steps", "5"])
+    assert len(re.findall(r"episode \d: return", capsys.readouterr().out)) == 2 and not list(folder.glob("trial*"))
+    with pytest.raises(SystemExit):
+        evaluate.main([str(folder), "--window", "--render", "--overwrite"])
+    assert "--render films them: leave one of them out" in " ".join(capsys.readouterr().err.split())
+    with pytest.raises(
+        UsageError, match=r"--window is for environments of Gymnasium and PettingZoo: --render films Cart"
+    ):
+        lists.list_envs("CartPole-v1", window=True)
+
+
+def test_what_an_environment_raises_while_it_is_watched_is_told_in_its_own_words():
+    env = envs.from_host(type("Broken", (Clock,), {"step": lambda self, action: 1 / 0}))
+    with pytest.raises(RuntimeError, match="^clock raised ZeroDivisionError: division by zero$"):
+        at_random(env, 1)
 
 
 def test_without_ffmpeg_it_is_said_what_to_install(monkeypatch, tmp_path):

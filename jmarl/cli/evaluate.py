@@ -87,6 +87,7 @@ def evaluate_run(
     render: tuple[Path, ...] | None = None,
     trials: int = 1,
     fps: float | None = None,
+    window: bool = False,
 ) -> dict[str, np.ndarray]:
     """Evaluates every seed of a run.
 
@@ -107,10 +108,14 @@ def evaluate_run(
       env_kwargs: KEY=VALUE that are other than in training, such as map_name=8m; None leaves one out.
       render: play episodes one by one, print what each earns, and film them, as a GIF or MP4; without a name: trial.gif
         beside the numbers.
-      trials: episodes that --render plays.
+      trials: episodes that --render and --window play.
       fps: pictures in a second of the film; None: real time, where the environment knows it.
+      window: play episodes one by one in a window, in real time, and print what each earns; for environments of
+        Gymnasium and PettingZoo.
     """
     out = out or run / "evaluation.json"
+    if window:
+        trial.require_window(env or read_config(run)["env"], render)
     film = require_film(render, out.with_name("trial.gif"), overwrite)
     require_at_least_one(trials=trials)
     if fps is not None and not 0 < fps <= 1000:
@@ -152,7 +157,7 @@ def evaluate_run(
     out.write_text(json.dumps(facts, indent=1) + "\n")
     print_table(metrics, f"{name} on {plays_in.spec.name}, {how}, {episodes} episodes of each seed")
     print(f"All numbers are in {out}")
-    if gif or export or film:
+    if gif or export or film or window:
         score = metrics["eval/return_sum"]
         if pick is None and not np.isfinite(score).any():
             raise UsageError(f"No seed of {run} has a finite return: --pick one all the same.")
@@ -163,14 +168,16 @@ def evaluate_run(
         player = as_in_training(learner, key_act) if exploring else learner
         drawn = rendering.render_episode(plays_in, player, state, key_episode, picture)
         print(f"{picture} shows seed {chosen}" if drawn else rendering.no_picture(plays_in, run))
-    if film:
-        seen_in = trial.visible_env(env or read_config(run)["env"], facts["env_kwargs"], max_eval_steps)
+    if film or window:
+        kwargs = facts["env_kwargs"]
+        seen_in = trial.visible_env(env or read_config(run)["env"], kwargs, max_eval_steps, window=window)
         seen_in = seen_in._replace(spec=seen_in.spec._replace(max_steps=plays_in.spec.max_steps))
         player = as_in_training(learner, key_gif) if exploring else learner
-        played = trial.play(seen_in, player, state, key_gif, trials)
+        played = trial.play(seen_in, player, state, key_gif, trials, window=window)
         print(f"Seed {chosen}, {how}:")
         trial.tell(played, plays_in.spec.agents)
-        trial.film(played, film, plays_in.spec.name, fps)
+        if film:
+            trial.film(played, film, plays_in.spec.name, fps)
     if export:
         jmarl.export.export_policy(learner, state, plays_in.spec, export)
         print(f"{export} is the greedy policy of seed {chosen}: jmarl.export says how to use it.")

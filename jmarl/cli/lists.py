@@ -35,7 +35,11 @@ def main(argv: Sequence[str] | None = None, prog: str = "jmarl envs") -> None:
 
 
 def list_envs(
-    name: tyro.conf.Positional[str] = "", env_kwargs: tuple[str, ...] = (), render: Path | None = None, steps: int = 200
+    name: tyro.conf.Positional[str] = "",
+    env_kwargs: tuple[str, ...] = (),
+    render: Path | None = None,
+    window: bool = False,
+    steps: int = 200,
 ) -> None:
     """Names of all environments, or facts about one.
 
@@ -43,6 +47,7 @@ def list_envs(
       name: an environment, or a function of your own: module:function or file.py:function; envpool: lists all of its.
       env_kwargs: KEY=VALUE for it.
       render: play random actions into this film, .gif or .mp4.
+      window: play random actions in a window, in real time: Gymnasium's and PettingZoo's.
       steps: at most so many of them.
     """
     if not name:
@@ -64,22 +69,26 @@ def list_envs(
         raise UsageError(str(error)) from error
     for field, value in spec._asdict().items():
         print(f"{field:16s}{value}")
-    if render is not None:
-        _play_at_random(name, key_values(env_kwargs), render, steps)
+    if render is not None or window:
+        _play_at_random(name, key_values(env_kwargs), render, steps, window)
 
 
-def _play_at_random(name: str, env_kwargs: dict[str, Any], path: Path, steps: int) -> None:
+def _play_at_random(name: str, env_kwargs: dict[str, Any], path: Path | None, steps: int, window: bool) -> None:
     from jmarl.cli import trial  # pictures take time to import
 
-    trial.require_film(path)
-    require_free_file(path, False, "--render")
+    if window:
+        trial.require_window(name, path)
+    if path is not None:
+        trial.require_film(path)
+        require_free_file(path, False, "--render")
     require_at_least_one(steps=steps)
-    env = trial.visible_env(name, env_kwargs, steps)
+    env = trial.visible_env(name, env_kwargs, steps, window=window)
     learner = jmarl.random_policy(env.spec, jmarl.RandomConfig())
     key_init, key_play = jax.random.split(jax.random.key(0))
-    played = trial.play(env, learner, learner.init(key_init), key_play, 1)
+    played = trial.play(env, learner, learner.init(key_init), key_play, 1, window=window)
     trial.tell(played, env.spec.agents)
-    trial.film(played, path, name, None)
+    if path is not None:
+        trial.film(played, path, name, None)
 
 
 # All that a package can make, where the list of all packages has some.

@@ -1,4 +1,4 @@
-"""Trial mode: episodes one by one, with what each of them earned and, where there are pictures, a film of all.
+"""Trial mode: episodes one by one, with what each of them earned and, where there are pictures, a film or a window.
 
 A film is a GIF, or an MP4 through imageio-ffmpeg. What jmarl draws itself is drawn from states; what is Python or C++
 draws itself as it is stepped, by its `rgb_array` render.
@@ -23,6 +23,7 @@ from jmarl.types import Env, Learner, TrainState
 INSTALL = 'pip install "jmarl[video]"'
 SUFFIXES = (".gif", ".mp4")
 _MOST_STEPS = 1_000  # of an episode that has no limit
+WITH_WINDOWS = ("gymnasium:", "pettingzoo:")
 _OF_VECTORS = ("vector", "workers", "on", "timeout_s")  # options of how environments are stepped side by side
 
 
@@ -55,15 +56,28 @@ def require_film(path: Path) -> None:
             raise UsageError(f"--render {path} needs imageio-ffmpeg: {INSTALL}, or choose .gif.") from error
 
 
-def visible_env(name: str, env_kwargs: Mapping[str, Any], max_eval_steps: int | None = None) -> Env:
-    """The environment of evaluation, which draws itself where it is Python or C++."""
+def require_window(name: str, path: Any) -> None:
+    """Refuses an environment whose package opens none, and a film beside it."""
+    if path is not None:
+        raise UsageError("--window shows episodes while they are played, --render films them: leave one of them out.")
+    if not name.startswith(WITH_WINDOWS):
+        raise UsageError(f"--window is for environments of Gymnasium and PettingZoo: --render films {name}.")
+
+
+def visible_env(
+    name: str, env_kwargs: Mapping[str, Any], max_eval_steps: int | None = None, *, window: bool = False
+) -> Env:
+    """The environment of evaluation, which draws itself where it is Python or C++; in a window, it takes real time."""
     if name.startswith(presets.IN_PYTHON):
-        is_told = {} if name.startswith("football:") else {"render_mode": "rgb_array"}  # football always draws itself
+        how = "human" if window else "rgb_array"
+        is_told = {} if name.startswith("football:") else {"render_mode": how}  # football always draws itself
         env_kwargs = {k: v for k, v in env_kwargs.items() if k not in _OF_VECTORS} | is_told
     return run_folders.plain_env(name, env_kwargs, max_eval_steps)
 
 
-def play(env: Env, learner: Learner, state: TrainState, key: jax.Array, num_episodes: int) -> list[Trial]:
+def play(
+    env: Env, learner: Learner, state: TrainState, key: jax.Array, num_episodes: int, *, window: bool = False
+) -> list[Trial]:
     """Greedy episodes, one after the other, each of at most `env.spec.max_steps` steps, or 1,000.
 
     Args:
@@ -72,12 +86,13 @@ def play(env: Env, learner: Learner, state: TrainState, key: jax.Array, num_epis
       state: of one seed.
       key: decides the episodes.
       num_episodes: how many.
+      window: the environment shows itself: no frames are kept.
     """
     limit = env.spec.max_steps or _MOST_STEPS
     keys = jax.random.split(key, num_episodes)
     if isinstance(env.unwrapped, host.Pool):
         with host.failures_named(env):
-            return _watched(env, learner, state, keys, limit)
+            return _watched(env, learner, state, keys, limit, window)
     return [_drawn(env, learner, state, key, limit) for key in keys]
 
 
@@ -118,7 +133,7 @@ def _drawn(env: Env, learner: Learner, state: TrainState, key: jax.Array, limit:
     return Trial(rewards.sum(0), len(rewards), has_ended, frames, pause)
 
 
-def _watched(env: Env, learner: Learner, state: TrainState, keys: jax.Array, limit: int) -> list[Trial]:
+def _watched(env: Env, learner: Learner, state: TrainState, keys: jax.Array, limit: int, window: bool) -> list[Trial]:
     pool: Any = env.unwrapped
 
     @jax.jit
@@ -129,7 +144,7 @@ def _watched(env: Env, learner: Learner, state: TrainState, keys: jax.Array, lim
 
     trials = []
     for key in keys:
-        pool.pictures = []
+        pool.pictures = None if window else []
         env_state, obs = env.reset(key)
         carry, first, last = learner.init_carry((1,)), jnp.array(True), False
         rewards: list[np.ndarray] = []
@@ -137,7 +152,10 @@ def _watched(env: Env, learner: Learner, state: TrainState, keys: jax.Array, lim
             env_state, carry, obs, outcome = step(env_state, carry, obs, first, jax.random.fold_in(key, len(rewards)))
             rewards.append(np.asarray(outcome.reward))
             first, last = outcome.last, bool(outcome.last)
-        pictures, pool.pictures = pool.pictures[: len(rewards) + 1], None  # without the first of the next episode
+        pictures, pool.pictures = (
+            (pool.pictures or [])[: len(rewards) + 1],
+            None,
+        )  # without the first of the next episode
         so_far = np.concatenate([[0.0], np.sum(rewards, 1).cumsum()])
         frames = [
             rendering.below(f"step {t}   return {so_far[t]:.1f}", Image.fromarray(np.asarray(picture, np.uint8)))
