@@ -162,7 +162,7 @@ def test_a_run_is_watched_in_a_window(tmp_path, capsys, monkeypatch):
 
 def test_what_an_environment_raises_while_it_is_watched_is_told_in_its_own_words():
     env = envs.from_host(type("Broken", (Clock,), {"step": lambda self, action: 1 / 0}))
-    with pytest.raises(RuntimeError, match="^clock raised ZeroDivisionError: division by zero$"):
+    with pytest.raises(RuntimeError, match=r"^clock raised ZeroDivisionError: division by zero$"):
         at_random(env, 1)
 
 
