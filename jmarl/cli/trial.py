@@ -152,10 +152,8 @@ def _watched(env: Env, learner: Learner, state: TrainState, keys: jax.Array, lim
             env_state, carry, obs, outcome = step(env_state, carry, obs, first, jax.random.fold_in(key, len(rewards)))
             rewards.append(np.asarray(outcome.reward))
             first, last = outcome.last, bool(outcome.last)
-        pictures, pool.pictures = (
-            (pool.pictures or [])[: len(rewards) + 1],
-            None,
-        )  # without the first of the next episode
+        pictures = (pool.pictures or [])[: len(rewards) + 1]  # without the first of the next episode
+        pool.pictures = None
         so_far = np.concatenate([[0.0], np.sum(rewards, 1).cumsum()])
         frames = [
             rendering.below(f"step {t}   return {so_far[t]:.1f}", Image.fromarray(np.asarray(picture, np.uint8)))

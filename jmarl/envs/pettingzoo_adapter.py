@@ -145,9 +145,9 @@ class Parallel:
         return self._seen(views, infos, set(self.env.agents))
 
     def step(self, action: np.ndarray) -> HostStep:
-        actions = {}
+        actions, present = {}, self.env.agents  # which wrappers take a while to look up
         for i, agent in enumerate(self._agents):
-            if agent in self.env.agents:
+            if agent in present:
                 size = self.spec.action_sizes[i]
                 chosen = np.minimum(action[i], size - 1) if self.spec.is_discrete else action[i, :size]
                 actions[agent] = self._decode[agent](chosen)
