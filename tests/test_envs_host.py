@@ -1,6 +1,7 @@
 """Environments in Python: what compiled rollouts make of them, runs and resumes, Gymnasium, PettingZoo."""
 
 import doctest
+import subprocess
 import sys
 import warnings
 
@@ -234,6 +235,24 @@ def test_processes_that_die_or_hang_are_replaced_and_what_they_raise_is_told(cap
     cloudpickle.register_pickle_by_value(failing)  # tests are much to import
     workers = failing.require_that_the_lost_are_replaced(Process, capsys)
     assert not any(worker._process.is_alive() for worker in workers._workers)
+
+
+UNGUARDED = """
+import jax
+import jmarl
+env = jmarl.make("gymnasium:CartPole-v1", workers=2)
+loop = jmarl.on_policy(env, jmarl.random_policy, num_envs=2, rollout_length=4)
+jmarl.run(loop, jax.random.key(0), jmarl.RandomConfig(), num_iterations=2)
+"""
+
+
+def test_a_script_that_begins_workers_as_it_is_imported_is_told_so_once(tmp_path):
+    (tmp_path / "script.py").write_text(UNGUARDED)
+    ran = subprocess.run([sys.executable, str(tmp_path / "script.py")], capture_output=True, text=True)
+    assert ran.returncode == 1 and "replaced" not in ran.stdout
+    *_, last = ran.stderr.strip().splitlines()
+    assert last.startswith("RuntimeError: gymnasium:CartPole-v1 raised RuntimeError: workers import the script")
+    assert ran.stderr.count("put what it runs under") == 2  # the exception, and that it was raised from
 
 
 def test_workers_that_do_not_fit_are_refused_or_told_of(capsys):

@@ -55,6 +55,7 @@ class Worker(Protocol):
 _is_exiting = threading.Event()
 atexit.register(_is_exiting.set)  # called before multiprocessing, which was imported first, ends its processes
 _START_S = 120.0  # until the first answer: a new process imports what its environments need
+_UNGUARDED = 71  # exit code of a process that imports the script that began it, and begins workers as it does
 _MOST_TRIES = 3  # to begin an episode, each with a new worker
 
 
@@ -188,6 +189,8 @@ class Process:
     """A process with `Serving`, and the pipe to it: a `Worker`."""
 
     def __init__(self, make: bytes):
+        if getattr(multiprocessing.current_process(), "_inheriting", False):
+            os._exit(_UNGUARDED)
         context = multiprocessing.get_context("spawn")  # jax has threads, which a fork would not survive
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, make), daemon=True)
@@ -204,6 +207,12 @@ class Process:
                 raise Lost(f"has not answered for {timeout_s:g} seconds")
             return self._pipe.recv()
         except (EOFError, OSError):
+            self._process.join(1.0)
+            if self._process.exitcode == _UNGUARDED:
+                raise RuntimeError(
+                    "workers import the script that begins them, which begins workers again: put what it runs under if "
+                    '__name__ == "__main__":, or leave workers out.'
+                ) from None
             raise Lost("has died") from None
 
     def end(self) -> None:
