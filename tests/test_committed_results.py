@@ -11,7 +11,7 @@ from jmarl import configs, presets
 from jmarl.cli import check, composed, experiment, options, own, run_folders, train
 
 RESULTS = sorted(path.parent for path in (Path(__file__).parents[1] / "benchmarks" / "results").glob("*/config.json"))
-NEEDED = {"hopper": "brax", "envpool": "envpool"}
+NEEDED = {"hopper": "brax", "envpool": "envpool", "football": "gfootball"}
 INSTALLED = [
     path
     for path in RESULTS
