@@ -220,6 +220,9 @@ def in_python(algorithm: str, env: str) -> Preset:
     like, kwargs = name, task(env)
     if package == "football":
         like = package
+    for module, family in (("lbforaging:", FORAGING), ("rware:", WAREHOUSE)):
+        if name.startswith(module):
+            like, kwargs = family[0], {"agent_ids": True}
     if name.startswith("mpe2."):
         like = name.replace("mpe2.", "MPE_")
         kwargs = {"continuous_actions": True} if algorithm in (*DETERMINISTIC, *SOFT) else {}

@@ -418,6 +418,7 @@ def test_a_tuple_of_spaces_is_one_for_each_agent(name):
         warnings.simplefilter("ignore")
         other = gymnasium.make(name, disable_env_checker=True, **options)
     assert env.spec.agents == ("agent_0", "agent_1") and env.spec.max_steps == 9 and not env.spec.teams
+    assert jmarl.presets.for_environment("mappo", f"gymnasium:{name}").env_kwargs == {"agent_ids": True}
     state, obs = env.reset(jax.random.key(0))
     seeds = np.random.default_rng(int(jax.random.bits(jax.random.key(0), dtype=jnp.uint32)))
     views, _ = other.reset(seed=int(seeds.integers(2**31)))
