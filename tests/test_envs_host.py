@@ -422,14 +422,13 @@ def test_a_tuple_of_spaces_is_one_for_each_agent(name):
     state, obs = env.reset(jax.random.key(0))
     seeds = np.random.default_rng(int(jax.random.bits(jax.random.key(0), dtype=jnp.uint32)))
     views, _ = other.reset(seed=int(seeds.integers(2**31)))
-    step, chance, total = jax.jit(env.step), np.random.default_rng(3), 0.0
+    step, chance = jax.jit(env.step), np.random.default_rng(3)
     for _ in range(9):
         np.testing.assert_allclose(obs.agents, views, rtol=1e-6)
         np.testing.assert_array_equal(obs.state, np.concatenate(views))
         action = chance.integers(env.spec.num_actions, size=2)
         state, obs, outcome = step(state, action, jax.random.key(0))
         views, reward, terminated, truncated, _ = other.step(tuple(action))
-        total += sum(reward)
         np.testing.assert_allclose(outcome.reward, reward, rtol=1e-6)
         assert outcome.terminated.tolist() == [terminated] * 2 and bool(outcome.last) == (terminated or truncated)
         if outcome.last:

@@ -266,17 +266,8 @@ class Several:
         self.possible_agents = [f"agent_{i}" for i in range(len(actions.spaces))]
         self.agents = list(self.possible_agents)
         self._views, self._actions = (dict(zip(self.agents, x.spaces, strict=True)) for x in (views, actions))
-        self.max_steps = next(
-            (
-                limit
-                for limit in (
-                    None if env.spec is None else env.spec.max_episode_steps,
-                    *(getattr(env.unwrapped, attribute, None) for attribute in ("max_steps", "_max_episode_steps")),
-                )
-                if limit
-            ),
-            None,
-        )
+        known, raw = None if env.spec is None else env.spec.max_episode_steps, env.unwrapped
+        self.max_steps = known or getattr(raw, "max_steps", None) or getattr(raw, "_max_episode_steps", None)
 
     @property
     def unwrapped(self) -> Any:
