@@ -1,6 +1,6 @@
 """`python -m jmarl` is the command `jmarl`."""
 
-from jmarl.cli.main import main
+from jmarl.cli.main import run
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run()

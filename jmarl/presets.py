@@ -95,7 +95,7 @@ class Preset(NamedTuple):
       num_seeds: independent repetitions, trained side by side.
       eval_episodes: greedy episodes per seed and evaluation.
       absolute_episodes: of each seed's best parameters at the end; None: 10 x eval_episodes.
-      num_resets: start states drawn for each environment and rollout; None: as many as it can need.
+      num_resets: start states drawn for each environment and rollout; None: see `jmarl.rollout`.
       replay: of off-policy algorithms.
     """
 

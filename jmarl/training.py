@@ -19,6 +19,7 @@ from jmarl.types import (
     Buffer,
     Config,
     Env,
+    EnvSpec,
     EpisodeStats,
     Learner,
     Loop,
@@ -42,6 +43,8 @@ __all__ = [
     "where_last",
     "with_horizon",
 ]
+
+_SHORT = 8  # steps of an episode; of shorter ones each has a start state of its own
 
 # ------------------------------------------------------------------------------------------------------ rollouts
 
@@ -93,8 +96,8 @@ def rollout(
       learner: acts with `run.train_state`.
       run: where to go on.
       length: T, steps in each environment.
-      num_resets: start states drawn in advance for each environment. The default suffices for the shortest possible
-        episodes; where resets are dear, draw a few: an environment that needs more uses them in turn.
+      num_resets: start states drawn in advance for each environment, which uses them in turn where it needs more. By
+        default as many as episodes of `EnvSpec.min_steps` need, but of 8 steps at least where `max_steps` is larger.
 
     Returns:
       The run after the rollout (nothing learnt yet); its steps `[T, B, ..]`, with what was remembered before each and
@@ -103,7 +106,7 @@ def rollout(
     num_envs = run.first.shape[0]
     if num_resets is not None:
         require_positive(length=length, num_resets=num_resets)
-    num_resets = math.ceil(length / env.spec.min_steps) if num_resets is None else num_resets
+    num_resets = _enough_resets(env.spec, length) if num_resets is None else num_resets
     if env.restart is not None:
         num_resets = 0
     # All keys and start states are drawn at once, outside the scan: many small draws are slow to compile and to run.
@@ -165,6 +168,12 @@ def rollout(
         key=key[0],
     )
     return run, trajectory, {**measured, **_faults(steps, counts)}
+
+
+def _enough_resets(spec: EnvSpec, length: int) -> int:
+    """Start states for `length` steps. One for each step often takes longer than all steps: in Hanabi thrice as long."""
+    is_short = spec.max_steps is not None and spec.max_steps <= _SHORT
+    return math.ceil(length / (spec.min_steps if is_short else max(spec.min_steps, _SHORT)))
 
 
 def _next_start(env: Env, keys_reset: Array) -> Callable[[Array, Any], tuple[Any, Observation]]:

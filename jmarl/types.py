@@ -256,7 +256,7 @@ class EnvSpec(NamedTuple):
       obs_sizes: each agent's true number of observation features (id included), before padding; () if none is padded.
       action_sizes: each agent's true number of actions, or of action dimensions; () if none is padded.
       max_steps: the longest possible episode in steps; None if unbounded or unknown.
-      min_steps: the shortest possible one; `rollout` draws no more start states than it can need.
+      min_steps: the shortest possible one; `rollout` draws no more start states than episodes of so many steps need.
       may_wait: an agent may not act although its return goes on, as where agents take turns. Where nobody does,
         rollouts need not say whose step counts: those of who acts.
       always_act: every agent acts at every step, so `obs.agent_mask` is taken to be True and masking costs nothing.

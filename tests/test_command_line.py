@@ -510,6 +510,14 @@ def test_an_inherited_backend_does_not_matter():
     assert result.stdout.strip() == environ["MPLBACKEND"], result.stderr
 
 
+def test_a_reader_who_has_seen_enough_gets_no_traceback():
+    command = [sys.executable, "-m", "jmarl", "algorithms"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()  # as `| head` does
+        assert process.stderr.read() == b""
+    assert process.returncode == 141  # as a shell says of a command that SIGPIPE ended
+
+
 def test_each_value_of_a_sweep_is_checked(tmp_path, capsys):
     folder = str(tmp_path / "run")
     for swept, sentence in {

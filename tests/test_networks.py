@@ -57,6 +57,20 @@ def test_carry_is_reset_before_the_first_step_of_an_episode(monkeypatch):
     np.testing.assert_array_equal(h[:, 0, 0], [1, 2, 1, 2])
 
 
+@pytest.mark.parametrize(("size", "window"), [((5, 5), 5), ((3, 4), 5), ((4, 3), 2), ((2, 2), 1), ((17, 17), 3)])
+def test_a_convolution_is_that_of_flax(size, window):
+    x = jax.random.normal(jax.random.key(0), (3, *size, 2))
+    init = nn.initializers.normal(1.0)
+    here, there = torsos.Convolution(4, window, init), nn.Conv(4, (window, window), kernel_init=init)
+    params = here.init(jax.random.key(1), x)
+    jax.tree.map(np.testing.assert_array_equal, params, there.init(jax.random.key(1), x))
+
+    def both(net):
+        return jax.jit(jax.value_and_grad(lambda params, x: jnp.mean(jnp.sin(net.apply(params, x))), (0, 1)))(params, x)
+
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), both(here), both(there))
+
+
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
 def test_unrolling_equals_stepping(cell, inputs):
     x, first = inputs

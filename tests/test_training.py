@@ -130,6 +130,15 @@ def test_start_states_differ_between_environments_and_episodes():
     np.testing.assert_array_equal(reused[1:-2], reused[3:])  # two start states, used in turn
 
 
+@pytest.mark.parametrize(
+    ("min_steps", "max_steps", "num"),
+    [(1, None, 4), (1, 500, 4), (10, 500, 3), (25, 25, 2), (1, 1, 26), (2, 8, 13), (1, 9, 4)],
+)
+def test_start_states_suffice_for_the_shortest_episodes_but_seldom_for_one_at_each_step(min_steps, max_steps, num):
+    spec = envs.probe("continuous").spec._replace(min_steps=min_steps, max_steps=max_steps)
+    assert training._enough_resets(spec, 26) == num
+
+
 def test_episode_statistics_match_a_python_loop():
     rng = np.random.default_rng(0)
     length, num_envs, num_agents = 9, 4, 2

@@ -6,8 +6,8 @@ The prey is random, or flees from the nearest adversary. Catches are the adversa
 each; every seed of the run plays `EPISODES` episodes. One JSON line per opponent.
 """
 
+import argparse
 import json
-import sys
 from pathlib import Path
 
 import jax
@@ -55,12 +55,12 @@ def _pushed(direction: jax.Array) -> jax.Array:
     return jnp.concatenate([0 * x, *(jnp.maximum(force, 0) for force in (-x, x, -y, y))], axis=-1)
 
 
-def main(argv: list[str]) -> None:
+def main(argv: list[str] | None = None) -> None:
     """Plays the matches of a run."""
-    if len(argv) != 1:
-        sys.exit("usage: tag.py RUN_FOLDER, of simple_tag with continuous actions")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="of a run on simple_tag with continuous actions")
     with usage_errors():
-        env, learner, states = load_run(Path(argv[0]))
+        env, learner, states = load_run(parser.parse_args(argv).folder)
     random = jmarl.random_policy(env.spec, jmarl.RandomConfig())
     prey = {"random": random, "fleeing": jmarl.scripted(fleeing)}
     adversaries, num_seeds = [[0, 1, 2], [3]], len(jax.tree.leaves(states)[0])
@@ -87,4 +87,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

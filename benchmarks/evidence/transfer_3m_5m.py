@@ -9,8 +9,8 @@ Every seed plays `EPISODES` battles of each size greedily; parameters are those 
 `torso="entities"` and views without ids, or nothing would fit.
 """
 
+import argparse
 import json
-import sys
 import time
 from pathlib import Path
 
@@ -35,11 +35,13 @@ BATTLES = {
 }
 
 
-def main(argv: list[str]) -> None:
+def main(argv: list[str] | None = None) -> None:
     """Plays the battles of a run; writes transfer.json and transfer.png."""
-    if len(argv) != 2:
-        sys.exit("usage: transfer_3m_5m.py RUN_FOLDER OUT_FOLDER, of a run on HeuristicEnemySMAX with torso=entities")
-    folder, out = map(Path, argv)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="of a run on HeuristicEnemySMAX with torso=entities")
+    parser.add_argument("out", type=Path, help="a folder to write")
+    arguments = parser.parse_args(argv)
+    folder, out = arguments.folder, arguments.out
     facts, shares = read_config(folder), {}
     for name, kwargs in BATTLES.items():
         start = time.time()
@@ -85,4 +87,4 @@ def draw(shares: dict, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

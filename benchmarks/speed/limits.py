@@ -80,7 +80,7 @@ def milliseconds_of(product: Product) -> float:
 
 def measure(name: str) -> dict[str, Any]:
     """One row of the table."""
-    loop, config, num_iterations = SETTINGS[name]
+    loop, config, num_iterations = SETTINGS[name]()
     config = jmarl.training.with_horizon(loop, config, num_iterations)
     learner = loop.algorithm(loop.env.spec, config)
     run = jax.jit(loop.init)(jax.random.key(0), config)

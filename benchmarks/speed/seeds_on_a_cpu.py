@@ -27,7 +27,7 @@ def measure(name: str, way: str, num_seeds: int, seconds: float) -> dict[str, fl
     jmarl.use_cores(num_devices)
     from whole_run import SETTINGS  # not before, since it starts jax
 
-    loop, config, num_iterations = SETTINGS[name]
+    loop, config, num_iterations = SETTINGS[name]()
     watch = Watch(seconds)
 
     import jax

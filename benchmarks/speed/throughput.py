@@ -44,7 +44,7 @@ class Options:
     num_envs: tuple[int, ...] = (16,)  # environments side by side, per seed
     seeds: tuple[int, ...] = (1,)  # repetitions in one vmap
     rollout_length: int = 128  # steps in each environment between two updates
-    num_resets: int | None = None  # start states drawn per environment and rollout; None: as many as it can need
+    num_resets: int | None = None  # start states drawn per environment and rollout; None: one for 8 steps, if not fewer
     repeats: int = 5  # measurements of each function
     seconds: float = 2.0  # at least this long for each measurement
     out: Path | None = None  # a new JSON file

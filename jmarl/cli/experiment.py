@@ -48,7 +48,7 @@ class Options:
     total_steps: int = 5_000_000  # environment steps of each seed; the warm-up of replay comes before them
     num_envs: int = 64  # environments side by side, per seed
     rollout_length: int = 128  # steps in each environment between two updates
-    num_resets: int | None = None  # start states drawn per environment and rollout; None: as many as it can need
+    num_resets: int | None = None  # start states drawn per environment and rollout; None: one for 8 steps, if not fewer
     parts: int = 1  # that share environments, replay and batches, and average their gradients, on devices of their own
     log_every: int | None = None  # iterations between two rows of metrics; None: a hundredth of the run
     eval_episodes: int = 64  # greedy episodes of each evaluation, per seed; 0: no evaluation

@@ -82,7 +82,13 @@ def keep_compiled() -> None:
 
 def run() -> None:
     """What the installed command calls."""
-    sys.exit(main())
+    try:
+        code = main()
+        sys.stdout.flush()
+    except BrokenPipeError:  # who reads has seen enough, as in `jmarl envs | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 128 + 13  # as if SIGPIPE had ended it
+    sys.exit(code)
 
 
 def _help() -> str:
