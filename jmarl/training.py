@@ -171,7 +171,7 @@ def rollout(
 
 
 def _enough_resets(spec: EnvSpec, length: int) -> int:
-    """Start states for `length` steps. One for each step often takes longer than all steps: in Hanabi thrice as long."""
+    """Start states for `length` steps. One for each step often takes longer than all steps, thrice in Hanabi."""
     is_short = spec.max_steps is not None and spec.max_steps <= _SHORT
     return math.ceil(length / (spec.min_steps if is_short else max(spec.min_steps, _SHORT)))
 

@@ -17,7 +17,7 @@ import jax
 import jmarl
 from jmarl import parallel, rows
 
-# Networks, environments, rollouts and updates of JaxMARL 0.2's scripts, for MPE_simple_spread_v3 unless another is named;
+# Networks, environments, rollouts and updates of JaxMARL 0.2's scripts, for MPE_simple_spread_v3 unless one is named;
 # names with _16 have those of XuanCe 1.4: 16 environments, and for learners from replay one update of batch 256 in 400
 # steps.
 _PPO = jmarl.PPOConfig(learning_rate=2.5e-4, learning_rate_schedule="linear")
