@@ -1,6 +1,6 @@
 """Drawing in proportion to shares that change: a tree of sums, in which a draw and a change cost O(log n).
 
-Each node has `WIDTH` children, so the tree of four million shares has five levels, and each step down is one pass over
+Each node has `WIDTH` children, so the tree of four million shares has six levels, and each step down is one pass over
 a short row. Sums are computed anew from what is below them, so no error builds up.
 
 >>> tree = put(init(1000), jnp.array([2, 700]), jnp.array([1.0, 3.0]))
@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 __all__ = ["SumTree", "draw", "highest", "init", "put"]
 
-WIDTH = 32
+WIDTH = 16
 
 
 @struct.dataclass(kw_only=True)
