@@ -15,6 +15,7 @@ import numpy as np
 import pettingzoo
 import pytest
 from gymnasium import spaces
+from pettingzoo.utils.wrappers import BaseParallelWrapper
 
 import jmarl
 from jmarl import envs
@@ -507,6 +508,48 @@ def test_it_is_pettingzoos_environment(scenario):
         np.testing.assert_allclose(outcome.reward, list(rewards.values()), rtol=1e-5)
         assert outcome.terminated.tolist() == list(terminated.values())
     assert outcome.last and all(truncated.values()) and obs.agent_mask.all()  # to be bootstrapped
+
+
+class Since(BaseParallelWrapper):
+    """Rewards in cents, and the time before each view, as a user's or SuperSuit's wrappers change them."""
+
+    def observation_space(self, agent):
+        inner = super().observation_space(agent)
+        return spaces.Box(-np.inf, np.inf, (1 + inner.shape[0],))
+
+    def seen(self, views):
+        return {agent: np.concatenate([[self.time], view]) for agent, view in views.items()}
+
+    def reset(self, seed=None, options=None):
+        self.time = 0
+        views, info = super().reset(seed, options)
+        return self.seen(views), info
+
+    def step(self, actions):
+        self.time += 1
+        views, rewards, *others = super().step(actions)
+        return self.seen(views), {agent: 100 * reward for agent, reward in rewards.items()}, *others
+
+
+def test_wrappers_are_what_is_played():
+    from mpe2 import simple_spread_v3
+
+    bare, wrapped = (
+        envs.check_env(envs.from_pettingzoo(make), play=True)
+        for make in (
+            lambda: simple_spread_v3.parallel_env(max_cycles=4),
+            lambda: Since(simple_spread_v3.parallel_env(max_cycles=4)),
+        )
+    )
+    assert wrapped.spec.obs_shape == (bare.spec.obs_shape[0] + 1,) and wrapped.spec.max_steps == 4
+    states = [env.reset(jax.random.key(0))[0] for env in (bare, wrapped)]
+    action = jnp.array([1, 2, 3])
+    for t in range(1, 4):
+        (states[0], seen, paid), (states[1], obs, outcome) = (
+            env.step(state, action, jax.random.key(t)) for env, state in zip((bare, wrapped), states, strict=True)
+        )
+        np.testing.assert_array_equal(obs.agents, jnp.pad(seen.agents, ((0, 0), (1, 0)), constant_values=t))
+        np.testing.assert_allclose(outcome.reward, 100 * paid.reward, rtol=1e-6)
 
 
 class Party(pettingzoo.ParallelEnv):
