@@ -433,6 +433,13 @@ class Run(NamedTuple):
         return self.facts["algorithm"]
 
     @property
+    def title(self) -> str:
+        """The algorithm, and its memory."""
+        config = self.facts["config"]
+        memory = [config.get("cell", "gru")] if config.get("recurrent") else []
+        return ", ".join([*self.algorithm.split(","), *memory])
+
+    @property
     def metric(self) -> str:
         """Battles won in SMAX, the return of one agent where all have the same, else the sum."""
         env = self.facts["env"]
@@ -483,7 +490,7 @@ def _rows_of_runs(chosen: Iterable[Run]) -> list[list[str]]:
         seconds = run.wall_s[-1]
         rows.append(
             [
-                f"[{run.algorithm.replace(',', ', ')}](root:benchmarks/results/{run.name}/config.json)",
+                f"[{run.title}](root:benchmarks/results/{run.name}/config.json)",
                 run.task,
                 run.metric.removeprefix("eval/"),
                 len(last),
