@@ -332,7 +332,7 @@ class Reader:
         from gymnasium import spaces
 
         self._holds_mask = isinstance(space, spaces.Dict) and set(space.keys()) == {"observation", "action_mask"}
-        self.space = space["observation"] if self._holds_mask else space
+        self.space, self._flatten = space["observation"] if self._holds_mask else space, spaces.flatten
         self._is_box = isinstance(self.space, spaces.Box)
         is_image = self._is_box and len(self.space.shape) == 3 and not flatten
         try:
@@ -341,13 +341,11 @@ class Reader:
             raise ValueError(f"{name} has the observation space {space}, which has no fixed size.") from error
 
     def __call__(self, view: Any, info: dict[str, Any]) -> tuple[np.ndarray, np.ndarray | None]:
-        from gymnasium import spaces
-
         mask = info.get("action_mask")
         if self._holds_mask:
             view, mask = view["observation"], view["action_mask"]
         if not self._is_box:  # which `flatten` takes as long for as CartPole takes for a step
-            view = spaces.flatten(self.space, view)
+            view = self._flatten(self.space, view)
         return np.asarray(view, np.float32).reshape(self.shape), None if mask is None else np.asarray(
             mask, bool
         ).reshape(-1)
