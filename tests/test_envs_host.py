@@ -86,6 +86,18 @@ def test_a_rollout_has_true_successors_and_goes_on_with_the_next_episode():
     assert len({tuple(row) for row in length.T.tolist()}) > 1  # each environment has a seed of its own
 
 
+def test_it_is_the_same_where_callbacks_go_through_jax(monkeypatch):
+    def played():
+        env = envs.from_host(Count)
+        learner = jmarl.random_policy(env.spec, jmarl.RandomConfig())
+        run = jmarl.training.start(env, learner, jax.random.key(0), num_envs=3)
+        return jax.jit(lambda run: jmarl.rollout(env, learner, run, length=6)[1].steps)(run)
+
+    in_place = played()
+    monkeypatch.setattr(host, "buffer_callback", None)  # as on a GPU
+    jax.tree.map(np.testing.assert_array_equal, in_place, played())
+
+
 def test_ids_and_time_limits_are_those_of_every_environment():
     env = envs.from_host(fresh(), agent_ids=True, time_limit="terminal")
     assert env.spec.obs_shape == (5,) and env.spec.has_ids
