@@ -680,6 +680,7 @@ def test_the_command_line_trains_and_resumes(tmp_path, capsys):
         ("CartPole-v1", False, False),
         ("mine.py:make", True, True),
         ("gymnasium:CartPole-v1", False, False),
+        ("gymnasium:lbforaging:Foraging-5x5-2p-1f-v3", False, False),
         ("gymnasium:mine:Env-v0", False, True),
         ("pettingzoo:mpe2.simple_spread_v3", False, False),
         ("pettingzoo:classic.chess_v6", False, False),

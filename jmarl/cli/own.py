@@ -19,7 +19,7 @@ from typing import Any
 import jmarl
 from jmarl.cli import composed
 from jmarl.cli.errors import UsageError, nearest
-from jmarl.envs import pettingzoo_adapter
+from jmarl.envs import gymnasium_adapter, pettingzoo_adapter
 from jmarl.types import Algorithm, Env, EnvSpec
 
 ALGORITHMS: dict[str, Algorithm] = {
@@ -68,6 +68,8 @@ def runs_code(name: str) -> bool:
     package, _, within = name.partition(":")
     if package == "pettingzoo" and not composed.is_composed(name):
         return within.split(".")[0] not in pettingzoo_adapter.FAMILIES
+    if package == "gymnasium" and within.split(":")[0] in gymnasium_adapter.FAMILIES:
+        return False
     return is_own(name) or (package in jmarl.envs.PACKAGES and ":" in within)
 
 

@@ -12,6 +12,7 @@ from jmarl.types import Env, EnvSpec
 
 INSTALL = 'pip install "jmarl[gymnasium]"'
 AGENT = "agent_0"
+FAMILIES = ("lbforaging", "rware")  # packages that register environments, and are known not to do harm
 _MOST_CHOICES = 4096  # of a MultiDiscrete space, whose combinations are the actions
 
 
