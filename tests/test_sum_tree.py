@@ -62,7 +62,7 @@ def test_what_has_no_share_is_never_drawn():
 
 
 def test_nothing_is_lost_by_a_share_near_zero():
-    """Among 15 neighbours of share 1, where a sum in single precision moves in steps of 2e-6."""
+    """Among 15 neighbours of share 1, where a sum in single precision moves in steps of 1e-6."""
     tree = tree_of(np.where(np.arange(16) == 3, 1e-20, 1.0))
     end = 3 / 15
     us = jnp.linspace(end - 1e-6, end + 1e-6, 5_000)  # where its draws must be

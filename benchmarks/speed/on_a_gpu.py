@@ -63,6 +63,8 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10.0, help="nothing begins later")
     parser.add_argument("--small", action="store_true", help="a trial without a GPU")
     options = parser.parse_args()
+    if bad := [pair for pair in options.theirs if "=" not in pair]:
+        parser.error(f"--theirs {bad[0]} must be a row of whole_run.py and a command: ROW=COMMAND.")
     theirs = dict(pair.split("=", 1) for pair in options.theirs)
     todo: dict[str, Callable[[], dict[str, Any]]] = {
         **{name: functools.partial(throughput, name, options.small) for name in ROWS},

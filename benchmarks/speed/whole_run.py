@@ -52,8 +52,8 @@ def _continuous():
     return _spread(action_type="Continuous")
 
 
-def _smax_3m(**kwargs):
-    return jmarl.make("HeuristicEnemySMAX", map_name="3m", attack_mode="closest", see_enemy_actions=True, **kwargs)
+def _smax_3m():
+    return jmarl.make("HeuristicEnemySMAX", map_name="3m", attack_mode="closest", see_enemy_actions=True)
 
 
 def _on_policy(algorithm, num_envs=16, rollout_length=128, env=None):

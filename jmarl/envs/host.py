@@ -212,8 +212,10 @@ def _call_back(function: Callable[..., Any], result: Any, *args: Array) -> Any:
 
     def fill(_: Any, out: Any, *asked: Any) -> None:
         answer = function(*(np.asarray(x).copy() for x in asked))  # the memory is used again, and actions may be kept
-        for place, x in zip(jax.tree.leaves(out), jax.tree.leaves(answer), strict=True):
-            np.asarray(place)[...] = x
+        for place, x in zip(map(np.asarray, jax.tree.leaves(out)), jax.tree.leaves(answer), strict=True):
+            if place.shape != x.shape:  # or it would be repeated to fit
+                raise ValueError(f"it answers with an array of shape {x.shape}, where {place.shape} is expected.")
+            place[...] = x
 
     return buffer_callback(fill, result, vmap_method="broadcast_all")(*args)
 
