@@ -92,6 +92,8 @@ def readable(obs: Observation, counts: Bool[Array, "*batch N"] | None = None) ->
     acts = obs.agent_mask if counts is None else obs.agent_mask & counts
 
     def finite(x: Array, is_there: Array) -> Array:
+        if not jnp.issubdtype(x.dtype, jnp.inexact):  # bytes are numbers
+            return x
         is_there = is_there.reshape(*is_there.shape, *[1] * (x.ndim - is_there.ndim))
         return jnp.where(is_there | jnp.isfinite(x), x, jnp.zeros((), x.dtype))
 

@@ -8,10 +8,10 @@ Array([10.], dtype=float32)
 """
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Shaped
 
 from jmarl import losses, parallel
-from jmarl.types import Moments, Numeric
+from jmarl.types import Moments, Numeric, as_floats
 
 __all__ = ["accumulate", "denormalize", "init", "init_features", "normalize", "normalize_features", "update"]
 
@@ -74,7 +74,7 @@ def init_features(shape: tuple[int, ...]) -> Moments:
     return Moments(mean=jnp.zeros(shape), variance=jnp.ones(shape), weight=jnp.zeros(()))
 
 
-def accumulate(stats: Moments, x: Float[Array, "..."], mask: Bool[Array, "*batch"]) -> Moments:
+def accumulate(stats: Moments, x: Shaped[Array, "..."], mask: Bool[Array, "*batch"]) -> Moments:
     """The moments of all that was ever seen, each sight with the same weight: `stats.weight` counts them.
 
     Args:
@@ -90,7 +90,7 @@ def accumulate(stats: Moments, x: Float[Array, "..."], mask: Bool[Array, "*batch
     >>> stats.mean.tolist(), round(float(stats.variance[0]), 4), float(stats.weight)
     ([4.0], 8.6667, 3.0)
     """
-    axes = tuple(range(mask.ndim))
+    x, axes = as_floats(x), tuple(range(mask.ndim))
     counts = mask.reshape(*mask.shape, *[1] * (x.ndim - mask.ndim))
     num = parallel.summed(jnp.sum(mask, dtype=x.dtype))
 
@@ -108,6 +108,6 @@ def accumulate(stats: Moments, x: Float[Array, "..."], mask: Bool[Array, "*batch
     )
 
 
-def normalize_features(stats: Moments, x: Float[Array, "..."], clip: Numeric) -> Float[Array, "..."]:
+def normalize_features(stats: Moments, x: Shaped[Array, "..."], clip: Numeric) -> Float[Array, "..."]:
     """(x - mean) / std of each feature, cut off at ± clip. One that never changes, such as padding, is 0."""
     return jnp.clip((x - stats.mean) / jnp.sqrt(stats.variance + 1e-8), -clip, clip)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, Shaped
 
 from jmarl.deprecation import renamed_attribute
 
@@ -44,17 +44,23 @@ class Observation(Replaceable):
     """What is known at one time step.
 
     Attributes:
-      agents: each agent's own view, zero-padded to the widest: `[.., N, O]`, or images `[.., N, H, W, C]`.
-      state: global state: the environment's own, or all views concatenated: `[.., S]` or `[.., H, W, C]`.
+      agents: each agent's own view, zero-padded to the widest: `[.., N, O]`, or images `[.., N, H, W, C]`. Bytes where
+        `EnvSpec.obs_dtype` says so, which networks read as the same numbers; else float32.
+      state: global state: the environment's own, or all views concatenated: `[.., S]` or `[.., H, W, C]`, of the same
+        type.
       action_mask: legal actions, False also for padding; None for continuous actions.
       agent_mask: the agent acts now: it is there, alive, and it is its turn. Whether its step counts in a loss is said
         by `Trajectory.weight`: that of an agent that waits does, that of one whose return has ended does not.
     """
 
-    agents: Float[Array, "..."]
-    state: Float[Array, "..."]
+    agents: Shaped[Array, "..."]
+    state: Shaped[Array, "..."]
     action_mask: Bool[Array, "*batch N A"] | None
     agent_mask: Bool[Array, "*batch N"]
+
+    def as_floats(self) -> "Observation":
+        """The same, with views and state in float32: differences of bytes would begin anew below 0."""
+        return self.replace(agents=as_floats(self.agents), state=as_floats(self.state))
 
 
 @struct.dataclass(kw_only=True)
@@ -265,6 +271,8 @@ class EnvSpec(NamedTuple):
       state_is_views: `obs.state` is what the agents see, one after the other, without ids and padding, and all of them
         always act: replay need not keep it.
       entities: where every agent's view holds lists of entities, for `torso="entities"`; None where that is not known.
+      obs_dtype: "float32", or "uint8" for views and states of bytes, such as images and maps of what is where: rollouts
+        and replay then hold a quarter as much.
     """
 
     name: str
@@ -285,6 +293,7 @@ class EnvSpec(NamedTuple):
     teams: tuple[int, ...] = ()
     entities: EntityLayout | None = None
     state_is_views: bool = False
+    obs_dtype: str = "float32"
 
     @property
     def num_agents(self) -> int:
@@ -447,8 +456,13 @@ def zero_observation(spec: EnvSpec, batch_shape: tuple[int, ...] = ()) -> Observ
     """An observation of zeros with everything legal and everyone alive: for shapes and for `Network.init`."""
     n = spec.num_agents
     return Observation(
-        agents=jnp.zeros((*batch_shape, n, *spec.obs_shape)),
-        state=jnp.zeros((*batch_shape, *spec.state_shape)),
+        agents=jnp.zeros((*batch_shape, n, *spec.obs_shape), spec.obs_dtype),
+        state=jnp.zeros((*batch_shape, *spec.state_shape), spec.obs_dtype),
         action_mask=jnp.ones((*batch_shape, n, spec.num_actions), bool) if spec.is_discrete else None,
         agent_mask=jnp.ones((*batch_shape, n), bool),
     )
+
+
+def as_floats(x: Shaped[Array, "..."]) -> Float[Array, "..."]:
+    """Views or a state as networks read them: bytes as the same numbers in float32, all else as it is."""
+    return x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(jnp.float32)

@@ -127,8 +127,8 @@ def test_random_rollout_over_episode_ends(case):
     # Shapes and dtypes are the spec's.
     batch = (num_steps, NUM_ENVS)
     for o in (obs, next_obs):
-        assert o.agents.shape == (*batch, spec.num_agents, *spec.obs_shape) and o.agents.dtype == np.float32
-        assert o.state.shape == (*batch, *spec.state_shape) and o.state.dtype == np.float32
+        assert o.agents.shape == (*batch, spec.num_agents, *spec.obs_shape) and o.agents.dtype == spec.obs_dtype
+        assert o.state.shape == (*batch, *spec.state_shape) and o.state.dtype == spec.obs_dtype
         assert np.isfinite(o.agents).all() and np.isfinite(o.state).all()
     assert outcome.reward.shape == (*batch, spec.num_agents) and outcome.reward.dtype == np.float32
     assert np.isfinite(outcome.reward).all()

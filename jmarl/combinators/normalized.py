@@ -48,7 +48,7 @@ def normalized(algorithm: Algorithm) -> Callable[[EnvSpec, NormalizedConfig], Le
     def combined(spec: EnvSpec, cfg: NormalizedConfig) -> Learner:
         checks.validate(cfg, NormalizedConfig, spec)
         checks.require(cfg, ("clip_obs",), lambda x: x > 0, "be positive")
-        learner = algorithm(spec, cfg.inner)
+        learner = algorithm(spec._replace(obs_dtype="float32"), cfg.inner)
         kept = jnp.asarray(entities.present_features(spec.entities) if spec.entities else (), int)
 
         def see(state: TrainState, obs: Observation) -> Observation:

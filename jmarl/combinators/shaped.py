@@ -80,7 +80,8 @@ def shaped(
 
         def update(state, batch, key):
             counts = masks.weight(batch) > 0
-            shape = shape_of(batch.steps)
+            seen, after = batch.steps.obs.as_floats(), batch.steps.next_obs
+            shape = shape_of(batch.steps.replace(obs=seen, next_obs=after and after.as_floats()))
             shape = jnp.where(counts | jnp.isfinite(shape), shape, 0.0)
             now = weight(state)
             steps = batch.steps.replace(reward=batch.steps.reward + now * shape)

@@ -121,8 +121,8 @@ def _check_observation(where: str, obs: Any, spec: EnvSpec) -> None:
         raise ValueError(f"{spec.name}: discrete actions need obs.action_mask; all True if everything is legal.")
     if not spec.is_discrete and obs.action_mask is not None:
         raise ValueError(f"{spec.name}: obs.action_mask must be None for continuous actions.")
-    _check_array(where, "obs.agents", obs.agents, (num_agents, *spec.obs_shape), jnp.float32, spec)
-    _check_array(where, "obs.state", obs.state, spec.state_shape, jnp.float32, spec)
+    _check_array(where, "obs.agents", obs.agents, (num_agents, *spec.obs_shape), spec.obs_dtype, spec)
+    _check_array(where, "obs.state", obs.state, spec.state_shape, spec.obs_dtype, spec)
     if spec.is_discrete:
         _check_array(where, "obs.action_mask", obs.action_mask, (num_agents, spec.num_actions), jnp.bool_, spec)
     _check_array(where, "obs.agent_mask", obs.agent_mask, (num_agents,), jnp.bool_, spec)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jmarl.envs import host, vectors, workers
+from jmarl.envs import host, stacked, vectors, workers
 from jmarl.envs.slots import HostStep, Seen
 from jmarl.types import Env, EnvSpec
 
@@ -179,7 +179,7 @@ def reading_of(
         if isinstance(read.space, spaces.Box) and read.space is view_space:
             mask = infos.get("action_mask")
             return placed(
-                np.asarray(views, np.float32).reshape(num, *read.shape)
+                np.asarray(views, read.dtype).reshape(num, *read.shape)
             ), None if mask is None else np.asarray(mask, bool).reshape(num, -1)
         masks = infos.get("action_mask", [None] * num)
         each = zip(iterate(batch_space(view_space, num), views), masks, strict=True)
@@ -209,7 +209,14 @@ def _of_one(
     decode, actions = action_codes(action_space, name)
     shape = read.shape
     spec = EnvSpec(
-        name=name, agents=(AGENT,), obs_shape=shape, state_shape=shape, max_steps=max_steps, always_act=True, **actions
+        name=name,
+        agents=(AGENT,),
+        obs_shape=shape,
+        state_shape=shape,
+        max_steps=max_steps,
+        always_act=True,
+        obs_dtype=read.dtype,
+        **actions,
     )
     return read, decode, spec
 
@@ -325,7 +332,7 @@ class Reader:
     name of a dict whose other part is "observation".
 
     Attributes:
-      shape: of the array.
+      shape, dtype: of the array; bytes stay bytes.
       space: what it is made from.
     """
 
@@ -335,6 +342,7 @@ class Reader:
         self._holds_mask = isinstance(space, spaces.Dict) and set(space.keys()) == {"observation", "action_mask"}
         self.space, self._flatten = space["observation"] if self._holds_mask else space, spaces.flatten
         self._is_box = isinstance(self.space, spaces.Box)
+        self.dtype = stacked.common_dtype([self.space] if self._is_box else [])
         is_image = self._is_box and len(self.space.shape) == 3 and not flatten
         try:
             self.shape = self.space.shape if is_image else (spaces.flatdim(self.space),)
@@ -347,7 +355,7 @@ class Reader:
             view, mask = view["observation"], view["action_mask"]
         if not self._is_box:  # which `flatten` takes as long for as CartPole takes for a step
             view = self._flatten(self.space, view)
-        return np.asarray(view, np.float32).reshape(self.shape), None if mask is None else np.asarray(
+        return np.asarray(view, self.dtype).reshape(self.shape), None if mask is None else np.asarray(
             mask, bool
         ).reshape(-1)
 

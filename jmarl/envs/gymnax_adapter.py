@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 from typing import Any
 
+import jax.numpy as jnp
 from jaxtyping import Array
 
 from jmarl.envs.flags import in_usual_bits, usual_flags
@@ -72,16 +73,19 @@ def from_gymnax(
 
 
 def _agent_dicts(env: Any, params: Any) -> AgentDicts:
+    # Maps of what is where, which gymnax shows as floats.
+    seen = (lambda x: x.astype(jnp.uint8)) if "MinAtar" in str(getattr(env, "name", "")) else (lambda x: x)
+
     def reset(key: Array) -> Any:
         obs, state = env.reset_env(key, params)
-        return {AGENT: obs}, state
+        return {AGENT: seen(obs)}, state
 
     def step(key: Array, state: Any, actions: dict[str, Array]) -> Any:
         obs, state, reward, terminated, info = env.step_env(key, state, actions[AGENT], params)
         # Since gymnax 1.0 `step_env` tells only of the task's own end; the time limit is a question of its own.
         last = terminated | env.is_truncated(state, params)
         told = {name: x for name, x in scalars(info).items() if name != "discount"}  # 1 - terminated, in all of them
-        return {AGENT: obs}, state, {AGENT: reward}, None, terminated, last, told
+        return {AGENT: seen(obs)}, state, {AGENT: reward}, None, terminated, last, told
 
     limit = getattr(params, "max_steps_in_episode", None)
     return AgentDicts(

@@ -8,7 +8,7 @@ import numpy as np
 
 from jmarl.envs import gymnasium_adapter, host, slots
 from jmarl.envs.slots import HostStep, Seen
-from jmarl.envs.stacked import teams_of
+from jmarl.envs.stacked import common_dtype, teams_of
 from jmarl.types import Env, EnvSpec
 
 INSTALL = 'pip install "jmarl[pettingzoo]"'
@@ -136,6 +136,8 @@ class Parallel:
         )
         views, infos = env.reset(seed=0)
         self._has_state = self._state() is not None
+        dtypes = [np.empty(0, reader.dtype) for reader in readers]
+        self.spec = self.spec._replace(obs_dtype="float32" if self._has_state else common_dtype(dtypes))
         first = self._seen(views, infos, set(self._agents))
         state = slots.joined(first.agents) if first.state is None else first.state
         self.spec = self.spec._replace(state_shape=state.shape)
@@ -176,7 +178,7 @@ class Parallel:
             return None
 
     def _seen(self, views: dict[str, Any], infos: dict[str, Any], acts: set[str]) -> Seen:
-        rows = np.zeros((len(self._agents), *self.spec.obs_shape), np.float32)
+        rows = np.zeros((len(self._agents), *self.spec.obs_shape), self.spec.obs_dtype)
         num_actions = self.spec.num_actions
         legal = None if num_actions is None else np.zeros((len(self._agents), num_actions), bool)
         for i, agent in enumerate(self._agents):

@@ -111,8 +111,8 @@ class Slots:
         sizes = np.array(self.spec.action_sizes or (num_actions,) * n)
         self._legal = None if num_actions is None else np.arange(num_actions) < sizes[:, None]
         self.example: Shown = (
-            np.zeros((n, *self.spec.obs_shape), np.float32),
-            np.zeros(self.spec.state_shape, np.float32),
+            np.zeros((n, *self.spec.obs_shape), self.spec.obs_dtype),
+            np.zeros(self.spec.state_shape, self.spec.obs_dtype),
             self._legal,
             np.ones(n, bool),
         )
@@ -184,8 +184,8 @@ class Slots:
             self.pictures.append(env.render() if hasattr(env, "render") else None)
 
     def _shown(self, seen: Seen) -> Shown:
-        agents = np.array(seen.agents, np.float32)  # a copy: many environments write into one array again and again
-        state = joined(agents) if seen.state is None else np.array(seen.state, np.float32)
+        agents = self._numbers("agents", seen.agents)
+        state = joined(agents) if seen.state is None else self._numbers("state", seen.state)
         mask = self._legal if seen.action_mask is None else np.array(seen.action_mask, bool)
         acts = np.ones(len(agents), bool) if seen.agent_mask is None else np.array(seen.agent_mask, bool)
         shown = agents, state, mask, acts
@@ -194,6 +194,12 @@ class Slots:
             if given is not None and example is not None and given.shape != example.shape:
                 raise ValueError(f"it shows {name} {given.shape}, and its spec asks for {example.shape}.")
         return shown
+
+    def _numbers(self, name: str, given: Any) -> np.ndarray:
+        """A copy, since many environments write into one array again and again, of the spec's type."""
+        if self.spec.obs_dtype == "uint8" and np.asarray(given).dtype not in (bool, np.uint8):
+            raise ValueError(f"it shows {name} of {np.asarray(given).dtype}, and its spec has obs_dtype='uint8'.")
+        return np.array(given, self.spec.obs_dtype)
 
 
 def gone_by(clock: int, asked: int) -> str:

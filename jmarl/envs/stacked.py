@@ -5,7 +5,7 @@ An adapter describes its environment as `AgentDicts`; `stack` does everything th
 
 import difflib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -89,6 +89,8 @@ def stack(name: str, env: AgentDicts, *, agent_ids: bool, time_limit: str, flatt
             f"{name}: the agents' images have the shapes {shapes}; pass flatten=True to get padded vectors."
         )
     width = max(shape[-1] for shape in shapes)
+    seen = views_aval if env.world is None else (views_aval, jax.eval_shape(env.world, views_aval, state_aval))
+    dtype = common_dtype(jax.tree.leaves(seen))
 
     def padded(row: Array) -> Array:
         """Features to the left, so that `row[:obs_sizes[i]]` is everything agent i sees."""
@@ -103,15 +105,14 @@ def stack(name: str, env: AgentDicts, *, agent_ids: bool, time_limit: str, flatt
         return jnp.stack([jnp.pad(row, (0, most - row.shape[0])) if row.shape[0] < most else row for row in rows])
 
     def observe(raw_views: Any, state: Any) -> Observation:
-        # True widths, float32: coin_game observes int8, switch_riddle int32, some of gymnax bools and scalars.
+        # True widths and one type: coin_game observes int8, switch_riddle int32, some of gymnax scalars.
         views = [
-            jnp.asarray(raw_views[agent], jnp.float32).reshape(shape)
-            for agent, shape in zip(agents, shapes, strict=True)
+            jnp.asarray(raw_views[agent], dtype).reshape(shape) for agent, shape in zip(agents, shapes, strict=True)
         ]
         world = jnp.concatenate(views, axis=-1) if env.world is None else env.world(raw_views, state)
         return Observation(
             agents=jnp.stack([padded(view) for view in views]),
-            state=world.astype(jnp.float32),
+            state=world.astype(dtype),
             action_mask=action_mask(state),
             agent_mask=jnp.ones(num_agents, bool) if env.alive is None else env.alive(state),
         )
@@ -170,9 +171,16 @@ def stack(name: str, env: AgentDicts, *, agent_ids: bool, time_limit: str, flatt
         teams=teams_of(agents),
         entities=env.entities,
         state_is_views=env.world is None and env.alive is None,
+        obs_dtype=dtype,
     )
     stacked = Env(reset, step, spec, env.unwrapped)
     return with_agent_ids(stacked) if agent_ids else stacked
+
+
+def common_dtype(seen: Iterable[Any]) -> str:
+    """What `EnvSpec.obs_dtype` is where all of this is seen: "uint8" of bools and bytes, else "float32"."""
+    types = {np.dtype(x.dtype) for x in seen}
+    return "uint8" if types and types <= {np.dtype(bool), np.dtype(np.uint8)} else "float32"
 
 
 def teams_of(agents: tuple[str, ...]) -> tuple[int, ...]:

@@ -76,8 +76,8 @@ class VectorPool(host.Pool):
         self.spec = spec = reading.spec
         self._all_legal = None if spec.num_actions is None else np.ones((1, spec.num_actions), bool)
         self.example = (
-            np.zeros((1, *spec.obs_shape), np.float32),
-            np.zeros(spec.state_shape, np.float32),
+            np.zeros((1, *spec.obs_shape), spec.obs_dtype),
+            np.zeros(spec.state_shape, spec.obs_dtype),
             self._all_legal,
             np.ones(1, bool),
         )

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Shaped
 
 from jmarl.types import Action, EntityLayout, Env, EnvSpec, Observation, Outcome
 
@@ -100,7 +100,7 @@ def own_blocks(spec: EnvSpec) -> tuple[tuple[int, int], ...]:
     return tuple((start, size) for size in spec.obs_sizes or spec.obs_shape[-1:] * spec.num_agents)
 
 
-def joined(agents: Float[Array, "..."], axis: int, blocks: tuple[tuple[int, int], ...]) -> Float[Array, "..."]:
+def joined(agents: Shaped[Array, "..."], axis: int, blocks: tuple[tuple[int, int], ...]) -> Shaped[Array, "..."]:
     """The state that `EnvSpec.state_is_views` speaks of: these blocks of all agents' views, whose axis is `axis`."""
     if agents.ndim == axis + 2 and len(set(blocks)) == 1:
         start, end = blocks[0]

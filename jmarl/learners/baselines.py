@@ -68,10 +68,10 @@ def scripted(policy: Callable[[Observation], Action]) -> Learner:
         return TrainState(params={}, step=jnp.int32(0))
 
     def act(state, carry, obs, first, key):
-        return policy(obs), carry, {}
+        return policy(obs.as_floats()), carry, {}
 
     def greedy(state, carry, obs, first):
-        return policy(obs), carry
+        return policy(obs.as_floats()), carry
 
     return Learner(init, lambda batch_shape: (), act, greedy, _count)
 

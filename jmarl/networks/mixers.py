@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 from jmarl import losses, masks
 from jmarl.networks.initializers import draw_at_once, lecun
-from jmarl.types import EnvSpec, Mixer, Network, Observation
+from jmarl.types import EnvSpec, Mixer, Network, Observation, as_floats
 
 
 class Hypernetwork(nn.Module):
@@ -186,7 +186,7 @@ def mixer(module: nn.Module, spec: EnvSpec) -> Mixer:
     def apply(params, q, action, obs):
         taken = _taken(q, action, obs)
         # One batch axis: a module over [L, M, ..] may take four times as long on a CPU.
-        flat = taken.reshape(-1, spec.num_agents), obs.state.reshape(-1, state_size)
+        flat = taken.reshape(-1, spec.num_agents), as_floats(obs.state).reshape(-1, state_size)
         value: Any = module.apply({"params": params}, *flat)
         return value.reshape(taken.shape[:-1])
 
@@ -245,7 +245,7 @@ def duplex(module: QPLEX, spec: EnvSpec) -> Mixer:
         value = losses.select(q, losses.masked_argmax(q, obs.action_mask)) * obs.agent_mask
         taken = jax.nn.one_hot(action, num_actions, dtype=q.dtype) * obs.agent_mask[..., None]
         own = [x.reshape(-1, num_agents) for x in (value, _taken(q, action, obs) - value)]
-        rest = taken.reshape(-1, num_agents * num_actions), obs.state.reshape(-1, state_size)
+        rest = taken.reshape(-1, num_agents * num_actions), as_floats(obs.state).reshape(-1, state_size)
         total: Any = module.apply({"params": params}, *own, *rest)
         return total.reshape(value.shape[:-1])
 
@@ -274,7 +274,7 @@ def joint(module: Joint, spec: EnvSpec, *, reads_actions: bool = True) -> Mixer:
     def apply(params, q, action, obs):
         read = [q, jax.nn.one_hot(action, num_actions, dtype=q.dtype)] if reads_actions else [q]
         features = jnp.concatenate(read, axis=-1) * obs.agent_mask[..., None]
-        flat = features.reshape(-1, size), obs.state.reshape(-1, state_size)
+        flat = features.reshape(-1, size), as_floats(obs.state).reshape(-1, state_size)
         value: Any = module.apply({"params": params}, *flat)
         return value.reshape(q.shape[:-2])
 

@@ -29,7 +29,7 @@ from jmarl.networks import retention, turns
 from jmarl.networks.initializers import draw_at_once
 from jmarl.networks.retention import Retention, Steps
 from jmarl.networks.torsos import CNN, MLP, Output
-from jmarl.types import Carry, EnvSpec, Policy, zero_observation
+from jmarl.types import Carry, EnvSpec, Policy, as_floats, zero_observation
 
 __all__ = ["DecoderBlock", "EncoderBlock", "RetentiveNetwork", "autoregressive"]
 
@@ -177,7 +177,7 @@ def autoregressive(
         obs = zero_observation(spec, (1, 1))
         steps = steps_of(jnp.zeros(1, jnp.int32), obs, jnp.ones((1, 1), bool))[0]
         previous = jnp.zeros((1, 1, num_agents, turns.num_features(spec) + 1))
-        params = model.init(key, empty_memory(model, (1,)), obs.agents, previous, steps)["params"]
+        params = model.init(key, empty_memory(model, (1,)), as_floats(obs.agents), previous, steps)["params"]
         return draw_at_once(params, key)
 
     def init_carry(batch_shape) -> Carry:
@@ -198,7 +198,7 @@ def autoregressive(
         return Steps(acts=acts, first=first, code=code, decay=decay), position[-1] + 1
 
     def encode(params, memory, obs, steps):
-        views = obs.agents
+        views = as_floats(obs.agents)
         if not spec.always_act:
             speaks = turns.speaks(obs.agent_mask)
             views = jnp.where(speaks.reshape(*speaks.shape, *[1] * len(spec.obs_shape)), views, 0.0)

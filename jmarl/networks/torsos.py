@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from flax.core import FrozenDict
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Shaped
 
 from jmarl.networks.initializers import INITIALIZERS
 from jmarl.networks.recurrent import CELLS
-from jmarl.types import Carry, Replaceable
+from jmarl.types import Carry, Replaceable, as_floats
 
 ACTIVATIONS = {"tanh": jnp.tanh, "relu": nn.relu, "elu": nn.elu, "gelu": nn.gelu, "silu": nn.silu}
 
@@ -51,7 +51,7 @@ class Joined:
         pick = lambda x: x if x.shape[2] == 1 else x[:, :, index]  # noqa: E731
         return jax.tree.map(pick, self).replace(blocks=tuple(np.array(self.blocks, int)[index]) if self.blocks else ())
 
-    def joined(self, num_agents: int | None = None) -> Float[Array, "L M N F"]:
+    def joined(self, num_agents: int | None = None) -> Shaped[Array, "L M N F"]:
         """Side by side; of so many agents, where no part says how many there are."""
         length, size, num = self.leading
         leading = length, size, num_agents or num
@@ -116,7 +116,7 @@ class MLP(nn.Module):
     kernel_init: str = "orthogonal"
 
     @nn.compact
-    def __call__(self, x: Float[Array, "*batch F"] | Joined) -> Float[Array, "*batch H"]:
+    def __call__(self, x: Shaped[Array, "*batch F"] | Joined) -> Shaped[Array, "*batch H"]:
         rows: Any = x
         for i, size in enumerate(self.sizes):
             dense: Any = DenseOfJoined if isinstance(rows, Joined) else nn.Dense
@@ -177,9 +177,9 @@ class CNN(nn.Module):
     kernel_init: str = "orthogonal"
 
     @nn.compact
-    def __call__(self, x: Float[Array, "*batch H W C"]) -> Float[Array, "*batch F"]:
+    def __call__(self, x: Shaped[Array, "*batch H W C"]) -> Float[Array, "*batch F"]:
         batch_shape, init = x.shape[:-3], INITIALIZERS[self.kernel_init](math.sqrt(2))
-        x = x.reshape(-1, *x.shape[-3:])  # convolutions take one batch axis
+        x = as_floats(x).reshape(-1, *x.shape[-3:])  # convolutions take one batch axis
         for i, (channels, window) in enumerate(zip(self.channels, self.kernels, strict=True)):
             x = Convolution(channels, window, init, name=f"Conv_{i}")(x)
             x = ACTIVATIONS[self.activation](nn.LayerNorm()(x) if self.layer_norm else x)
@@ -198,7 +198,7 @@ class Output(nn.Module):
     scale: float = 1.0
 
     @nn.compact
-    def __call__(self, x: Float[Array, "*batch F"]) -> Float[Array, "*batch A"]:
+    def __call__(self, x: Shaped[Array, "*batch F"]) -> Float[Array, "*batch A"]:
         x = MLP(self.hidden_sizes, self.activation, self.layer_norm, self.kernel_init, name="hidden")(x)
         return nn.Dense(self.size, kernel_init=INITIALIZERS[self.kernel_init](self.scale), name="out")(x)
 
@@ -263,7 +263,7 @@ class Model(nn.Module):
         else:
             # One row for each step, sequence and agent: on a CPU the gradient of a product is twice as fast with one
             # batch axis as with three.
-            rows = x.joined() if isinstance(x, Joined) else x
+            rows = as_floats(x.joined() if isinstance(x, Joined) else x)
             num_features = 3 if self.is_image else 1
             leading, features = rows.shape[: rows.ndim - num_features], rows.shape[rows.ndim - num_features :]
             rows = rows.reshape(-1, *features)

@@ -30,7 +30,7 @@ from jmarl.networks import turns
 from jmarl.networks.attention import Attention, EncoderBlock
 from jmarl.networks.initializers import draw_at_once
 from jmarl.networks.torsos import CNN, MLP, Output
-from jmarl.types import EnvSpec, Observation, Policy, zero_observation
+from jmarl.types import EnvSpec, Observation, Policy, as_floats, zero_observation
 
 __all__ = ["DecoderBlock", "Transformer", "autoregressive", "empty_memory"]
 
@@ -154,13 +154,13 @@ def autoregressive(
         obs = zero_observation(spec, (1,))
         action = jnp.zeros((1, num_agents) if spec.is_discrete else (1, num_agents, spec.action_size))
         previous = turns.previous(turns.features(spec, action.astype(jnp.int32) if spec.is_discrete else action))
-        return draw_at_once(model.init(key, obs.agents, _is_seen(spec, obs), previous)["params"], key)
+        return draw_at_once(model.init(key, as_floats(obs.agents), _is_seen(spec, obs), previous)["params"], key)
 
     def init_carry(batch_shape):
         return jnp.zeros((*batch_shape, num_agents), jnp.float32) if is_random else ()
 
     def encode(params, obs):
-        z, value = apply(params, obs.agents, _is_seen(spec, obs), method="encode")
+        z, value = apply(params, as_floats(obs.agents), _is_seen(spec, obs), method="encode")
         return z, turns.values(spec, obs.agent_mask, value)
 
     def order_of(obs, carry):
