@@ -386,10 +386,15 @@ def one_step(preset: Preset, config_class: Any = A2CConfig) -> Preset:
 
 
 def one_after_the_other(algorithm: str, preset: Preset) -> Preset:
-    """HAPPO's family: a preset of MAPPO with parameters of their own, one minibatch, and what else they share."""
+    """HAPPO's family: a preset of MAPPO with parameters of their own, and what else they share.
+
+    HAPPO with one minibatch, as its authors have it, is behind: on simple_speaker_listener -20.6 in place of -15.2. A
+    trust region is of the whole rollout.
+    """
     cls = {"happo": HAPPOConfig, "haa2c": HAA2CConfig, "hatrpo": HATRPOConfig}[algorithm]
     preset = one_step(preset) if algorithm == "haa2c" else preset
-    return _of_class(preset, cls, apart=("sharing", "critic_view", "num_minibatches"))
+    whole = ("num_minibatches",) if algorithm == "hatrpo" else ()
+    return _of_class(preset, cls, apart=("sharing", "critic_view", *whole))
 
 
 def transformer(algorithm: str, preset: Preset) -> Preset:
