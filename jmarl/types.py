@@ -455,9 +455,10 @@ Algorithm = Callable[[EnvSpec, Config], Learner]
 def zero_observation(spec: EnvSpec, batch_shape: tuple[int, ...] = ()) -> Observation:
     """An observation of zeros with everything legal and everyone alive: for shapes and for `Network.init`."""
     n = spec.num_agents
+    dtype = jnp.uint8 if spec.obs_dtype == "uint8" else float  # in 64 bits where jax computes in them
     return Observation(
-        agents=jnp.zeros((*batch_shape, n, *spec.obs_shape), spec.obs_dtype),
-        state=jnp.zeros((*batch_shape, *spec.state_shape), spec.obs_dtype),
+        agents=jnp.zeros((*batch_shape, n, *spec.obs_shape), dtype),
+        state=jnp.zeros((*batch_shape, *spec.state_shape), dtype),
         action_mask=jnp.ones((*batch_shape, n, spec.num_actions), bool) if spec.is_discrete else None,
         agent_mask=jnp.ones((*batch_shape, n), bool),
     )

@@ -141,6 +141,9 @@ def test_what_an_environment_shows_is_checked_against_its_spec():
     wrong = env._replace(spec=env.spec._replace(obs_dtype="float32"))
     with pytest.raises((TypeError, ValueError), match=r"obs\.agents.*uint8.*float32"):
         check_env(wrong)
+    odd = env._replace(spec=env.spec._replace(obs_dtype="int8"))
+    with pytest.raises(ValueError, match="obs_dtype='int8' is neither"):
+        check_env(odd)
 
 
 class Frames:

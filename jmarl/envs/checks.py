@@ -72,6 +72,8 @@ def _check_spec(spec: EnvSpec) -> None:
             f"{spec.name}: spec needs num_actions (discrete) or action_size (continuous), and not both; "
             f"it has num_actions={spec.num_actions} and action_size={spec.action_size}."
         )
+    if spec.obs_dtype not in ("float32", "uint8"):
+        raise ValueError(f"{spec.name}: spec.obs_dtype={spec.obs_dtype!r} is neither 'float32' nor 'uint8'.")
     for field, letter in (("obs_shape", "O"), ("state_shape", "S")):
         shape = getattr(spec, field)
         if len(shape) not in (1, 3) or min(shape) < 1:
@@ -121,8 +123,9 @@ def _check_observation(where: str, obs: Any, spec: EnvSpec) -> None:
         raise ValueError(f"{spec.name}: discrete actions need obs.action_mask; all True if everything is legal.")
     if not spec.is_discrete and obs.action_mask is not None:
         raise ValueError(f"{spec.name}: obs.action_mask must be None for continuous actions.")
-    _check_array(where, "obs.agents", obs.agents, (num_agents, *spec.obs_shape), spec.obs_dtype, spec)
-    _check_array(where, "obs.state", obs.state, spec.state_shape, spec.obs_dtype, spec)
+    dtype = jnp.dtype(spec.obs_dtype)
+    _check_array(where, "obs.agents", obs.agents, (num_agents, *spec.obs_shape), dtype, spec)
+    _check_array(where, "obs.state", obs.state, spec.state_shape, dtype, spec)
     if spec.is_discrete:
         _check_array(where, "obs.action_mask", obs.action_mask, (num_agents, spec.num_actions), jnp.bool_, spec)
     _check_array(where, "obs.agent_mask", obs.agent_mask, (num_agents,), jnp.bool_, spec)
@@ -165,9 +168,11 @@ def _check_array(where: str, name: str, value: Any, shape: tuple[Any, ...], dtyp
     dtypes = (dtype, jnp.result_type(float)) if dtype == jnp.float32 else (dtype,)
     if value.dtype not in dtypes or value.weak_type:
         weak = "weakly typed " if value.weak_type else ""
+        is_bytes = name.startswith("obs.") and value.dtype == jnp.uint8
+        otherwise = ", or obs_dtype='uint8' in its spec" if is_bytes else ""
         raise TypeError(
             f"{spec.name}: {where} returns {name} as {weak}{value.dtype}; it must be {jnp.dtype(dtype)}: "
-            f"use jnp.asarray(x, jnp.{jnp.dtype(dtype)})."
+            f"use jnp.asarray(x, jnp.{jnp.dtype(dtype)}){otherwise}."
         )
 
 
