@@ -28,7 +28,7 @@ import numpy as np
 
 import jmarl
 from jmarl import configs, presets
-from jmarl.cli import own
+from jmarl.cli import campaign, own
 from jmarl.types import EnvSpec, Trajectory, Transition, zero_observation
 
 ROOT = Path(__file__).parents[1]
@@ -542,6 +542,15 @@ def curves(*words: str) -> str:
     return "\n\n".join(out) or "There is no committed curve yet."
 
 
+def published() -> str:
+    """Runs of the campaign for whose task a number is known, beside it."""
+    entries = campaign.read(ROOT / "benchmarks" / "evidence" / "campaign.toml")
+    rows = campaign.table([entry for entry in entries if entry.published is not None], RESULTS)
+    return re.sub(
+        r"^\| ([^|]*-[^|]*\w) \|", r"| [\1](root:benchmarks/results/\1/config.json) |", rows, flags=re.MULTILINE
+    )
+
+
 def speed(folder: str, other: str) -> str:
     """Environment steps per second beside another library, medians of the rounds that were measured in turn."""
     rows = []
@@ -768,6 +777,7 @@ DIRECTIVES: dict[str, Callable[..., str]] = {
     "defaults": defaults,
     "docstring": docstring,
     "preset": preset,
+    "published": published,
     "results": results,
     "specs": specs,
     "rates": rates,

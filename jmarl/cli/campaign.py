@@ -139,7 +139,7 @@ def row(entry: Entry, folder: Path) -> list[str]:
         entry.name,
         f"{progress(folder)[0]:.1e}",
         str(len(last)),
-        f"{mean:.4g} ({low:.4g} to {high:.4g})",
+        f"{mean:.4g} ({low:.4g} to {high:.4g})" if len(last) > 1 else f"{mean:.4g}",
         f"{np.min(last):.4g} to {np.max(last):.4g}",
         "" if entry.published is None else f"{entry.published:.4g}",
         entry.source,
