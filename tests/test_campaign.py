@@ -101,6 +101,15 @@ def test_another_command_does_not_go_on_with_a_run(tmp_path):
         campaign.require_same_command(campaign.Entry("iql", "one"), ["iql"], folder)
 
 
+def test_one_seed_has_no_interval(tmp_path):
+    facts = {"algorithm": "ippo", "env": "CartPole-v1", "env_kwargs": {}, "config": {}, "format": 2, "seeds": 1}
+    facts |= {"num_envs": 2, "rollout_length": 4, "total_steps": 80, "command": "jmarl train ippo"}
+    (tmp_path / "config.json").write_text(json.dumps(facts))
+    metrics = {"env_steps": [80], "wall_s": [1], "metrics": {"eval/return_sum": [[3.0]]}}
+    (tmp_path / "metrics.json").write_text(json.dumps(metrics))
+    assert campaign.row(campaign.Entry("ippo", "one"), tmp_path)[3] == "3"
+
+
 @pytest.mark.parametrize("needs_envpool", [False, True])
 def test_the_committed_campaign_can_be_trained(needs_envpool, tmp_path, capsys):
     """Of EnvPool's environments where it is installed; where it is not, they are refused before anything is trained."""
