@@ -7,6 +7,11 @@ A page asks for a table in a comment on a line of its own, which GitHub does not
 `DIRECTIVES` has the functions behind such names, `expand` puts what they return in place of the comments. Links and
 pictures in it are written from the root of the repository, as `root:benchmarks/results/x.png`. `docs/hook.py` gives
 pages to mkdocs; nothing here needs mkdocs.
+
+Files that are read on GitHub hold their tables, between `<!-- begin results -->` and `<!-- end -->`: `WRITTEN`. This
+writes them anew:
+
+    python docs/pages.py
 """
 
 import dataclasses
@@ -34,6 +39,7 @@ from jmarl.types import EnvSpec, Trajectory, Transition, zero_observation
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 EMPTY = "-"
+WRITTEN = ("README.md", "benchmarks/results/README.md")
 
 
 class Family(NamedTuple):
@@ -140,11 +146,34 @@ def expand(text: str) -> str:
 
     def one(match: re.Match) -> str:
         name, *arguments = match[1].split()
-        if name not in DIRECTIVES:
-            raise ValueError(f"<!-- {match[1]} --> names no table: choose one of {', '.join(DIRECTIVES)}.")
-        return DIRECTIVES[name](*arguments)
+        if name in ("begin", "end"):
+            return match[0]
+        return _directive(name)(*arguments)
 
     return outside_fences(text, lambda part: re.sub(r"^<!-- (.+?) -->$", one, part, flags=re.MULTILINE))
+
+
+def with_tables(text: str, page: str) -> str:
+    """A file with the tables of today between its comments `<!-- begin .. -->` and `<!-- end -->`."""
+
+    def one(match: re.Match) -> str:
+        name, *arguments = match[1].split()
+        found = with_links(_directive(name)(*arguments), lambda link: _from(link, page))
+        return f"<!-- begin {match[1]} -->\n\n{found}\n\n<!-- end -->"
+
+    return re.sub(r"^<!-- begin (.+?) -->$.*?^<!-- end -->$", one, text, flags=re.MULTILINE | re.DOTALL)
+
+
+def _directive(name: str) -> Callable[..., str]:
+    if name not in DIRECTIVES:
+        raise ValueError(f"<!-- {name} --> names no table: choose one of {', '.join(DIRECTIVES)}.")
+    return DIRECTIVES[name]
+
+
+def _from(link: str, page: str) -> str:
+    """A link that begins at the root, from a page."""
+    where = resolve(link, page)
+    return link if where is None else posixpath.relpath(where, posixpath.dirname(page) or ".")
 
 
 def links(text: str) -> list[str]:
@@ -434,17 +463,21 @@ class Run(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The algorithm, and its memory."""
+        """The algorithm, its memory, and what else its name has to tell it from its like."""
         config = self.facts["config"]
         memory = [config.get("cell", "gru")] if config.get("recurrent") else []
-        return ", ".join([*self.algorithm.split(","), *memory])
+        words = self.name.partition(self.facts["env"])[2].split("-")
+        told = ["", *memory, *re.split(r"\W", self.task), "discrete"]
+        more = [word.replace("_", " ") for word in words if word not in told and not re.match(r"\d.*[ex]\d|v\d", word)]
+        return ", ".join([*self.algorithm.split(","), *memory, *more])
 
     @property
     def metric(self) -> str:
-        """Battles won in SMAX, the return of one agent where all have the same, else the sum."""
+        """Games won in SMAX and football, the return of one agent where all have the same, else the sum."""
         env = self.facts["env"]
-        if "eval/won" in self.metrics:
-            return "eval/won"
+        for won in ("eval/won", "eval/scored"):
+            if won in self.metrics:
+                return won
         is_common = env == "overcooked" or env == "hanabi" or re.match("ant_|half|hopper_|humanoid_|walker", env)
         return "eval/return_mean" if is_common else "eval/return_sum"
 
@@ -455,10 +488,20 @@ class Run(NamedTuple):
         said = [f"{name}={kwargs[name]}" for name in kwargs if name not in ("agent_ids", "flatten", "shaped_reward")]
         return " ".join([self.facts["env"], *said])
 
-    def last(self) -> np.ndarray:
-        """Of each seed, at its last evaluation."""
-        series = np.asarray(self.metrics[self.metric], float)
-        return np.asarray([x[np.isfinite(x)][-1] for x in series])
+    def last(self, metric: str) -> np.ndarray | None:
+        """The last value that each seed has of a metric; None if none has any."""
+        series = np.asarray(self.metrics.get(metric, ()), float)
+        finite = [x[np.isfinite(x)] for x in series]
+        return np.asarray([x[-1] for x in finite]) if finite and all(map(len, finite)) else None
+
+    def score(self, when: str) -> str:
+        """Mean (lowest to highest seed) of "eval", "absolute" or "train"."""
+        last = self.last(self.metric.replace("eval", when))
+        if last is None:
+            return EMPTY
+        largest = np.abs(last).max()
+        digits = 2 if largest <= 1 else 1 if largest < 100 else 0
+        return f"{last.mean():.{digits}f} ({last.min():.{digits}f} to {last.max():.{digits}f})"
 
 
 @functools.cache
@@ -481,26 +524,19 @@ def _device(run: Run) -> str:
 
 
 def _rows_of_runs(chosen: Iterable[Run]) -> list[list[str]]:
-    rows = []
-    for run in chosen:
-        last = run.last()
-        digits = 2 if run.metric == "eval/won" else 1
-        score = f"{last.mean():.{digits}f} ({last.min():.{digits}f} to {last.max():.{digits}f})"
-        steps = run.env_steps[-1]
-        seconds = run.wall_s[-1]
-        rows.append(
-            [
-                f"[{run.title}](root:benchmarks/results/{run.name}/config.json)",
-                run.task,
-                run.metric.removeprefix("eval/"),
-                len(last),
-                f"{steps:.1e}".replace("e+0", "e"),
-                score,
-                _device(run),
-                f"{seconds:.0f} s",
-            ]
-        )
-    return rows
+    return [
+        [
+            f"[{run.title}](root:benchmarks/results/{run.name}/config.json)",
+            run.task,
+            run.metric.removeprefix("eval/"),
+            str(len(run.metrics[run.metric])),
+            f"{run.env_steps[-1]:.1e}".replace("e+0", "e"),
+            *(run.score(when) for when in ("eval", "absolute", "train")),
+            _device(run),
+            f"{run.wall_s[-1]:.0f} s",
+        ]
+        for run in chosen
+    ]
 
 
 _RUN_HEADER = [
@@ -509,7 +545,9 @@ _RUN_HEADER = [
     "metric",
     "seeds",
     "env steps per seed",
-    "mean (lowest to highest seed)",
+    "greedy at the end",
+    "greedy, best parameters",
+    "while exploring",
     "device",
     "wall time, all seeds",
 ]
@@ -520,9 +558,16 @@ def results(*words: str) -> str:
     chosen = [run for run in runs() if not words or _is_of(run, words)]
     if not chosen:
         return "There is no committed run yet."
-    chosen.sort(key=lambda run: (run.task, run.metric, -run.last().mean()))
-    about = "Greedy evaluation at the end of training, from the `metrics.json` of each run."
+    chosen.sort(key=lambda run: (run.task, run.metric, -run.last(run.metric).mean()))
+    about = "Means over seeds (lowest to highest seed), from the `metrics.json` of each run."
     return f"{about}\n\n" + table(_RUN_HEADER, _rows_of_runs(chosen))
+
+
+def shortlist(*names: str) -> str:
+    """Runs of these names, in their order, with what matters most."""
+    by_name = {run.name: run for run in runs()}
+    rows = [[row[1], row[2], row[0], *row[3:6]] for row in _rows_of_runs(by_name[name] for name in names)]
+    return table(["task", "metric", "run of", *_RUN_HEADER[3:6]], rows)
 
 
 def _is_of(run: Run, words: Sequence[str]) -> bool:
@@ -781,6 +826,13 @@ DIRECTIVES: dict[str, Callable[..., str]] = {
     "results": results,
     "specs": specs,
     "rates": rates,
+    "shortlist": shortlist,
     "speed": speed,
     "who-sees-what": who_sees_what,
 }
+
+
+if __name__ == "__main__":
+    for path in WRITTEN:
+        file = ROOT / path
+        file.write_text(with_tables(file.read_text(encoding="utf-8"), path), encoding="utf-8")

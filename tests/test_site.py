@@ -91,11 +91,27 @@ def test_results_are_computed_from_the_committed_series():
     assert pages.results("mat").startswith("There is no committed run") or "mat-" in pages.results("mat")
 
 
+@pytest.mark.parametrize("path", pages.WRITTEN)
+def test_tables_in_files_are_those_of_today(path):
+    text = (ROOT / path).read_text(encoding="utf-8")
+    assert "<!-- begin " in text
+    assert text == pages.with_tables(text, path), "run `python docs/pages.py`"
+    assert pages.expand(text).count("<!-- begin ") == text.count("<!-- begin ")  # the site leaves them as they are
+
+
+def test_a_table_says_how_seeds_did_while_exploring_and_with_their_best_parameters():
+    run = next(run for run in pages.runs() if run.name == "mappo-rware-tiny-4ag")
+    assert (run.score("eval"), run.score("train")) == ("0.6 (0.2 to 1.2)", "7.7 (5.1 to 11.6)")
+    assert run._replace(metrics={run.metric: run.metrics[run.metric]}).score("absolute") == pages.EMPTY
+    name = "happo-MPE_simple_spread_v3-2e6-4_minibatches"
+    assert next(run for run in pages.runs() if run.name == name).title == "happo, 4 minibatches"
+
+
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_directives_have_a_name_and_links_lead_somewhere(path):
     text = path.read_text(encoding="utf-8")
     for directive in re.findall(r"^<!-- (.+?) -->$", text, re.MULTILINE):
-        assert directive.split()[0] in pages.DIRECTIVES, directive
+        assert directive.removeprefix("begin ").split()[0] in {*pages.DIRECTIVES, "end"}, directive
     here = str(path.relative_to(ROOT))
     for link in pages.links(text):
         target = pages.resolve(link, here)
