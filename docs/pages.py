@@ -14,13 +14,16 @@ writes them anew:
     python docs/pages.py
 """
 
+import contextlib
 import dataclasses
 import functools
 import importlib
 import inspect
+import io
 import json
 import posixpath
 import re
+import tempfile
 import unittest.mock
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -33,7 +36,7 @@ import numpy as np
 
 import jmarl
 from jmarl import configs, presets
-from jmarl.cli import campaign, own
+from jmarl.cli import campaign, own, report
 from jmarl.types import EnvSpec, Trajectory, Transition, zero_observation
 
 ROOT = Path(__file__).parents[1]
@@ -596,6 +599,18 @@ def published() -> str:
     )
 
 
+def reported(*words: str) -> str:
+    """The tables of `jmarl report` for committed runs: patterns of their names, then options."""
+    options = next((i for i, word in enumerate(words) if word.startswith("--")), len(words))
+    folders = [str(path.parent) for word in words[:options] for path in sorted(RESULTS.glob(f"{word}/config.json"))]
+    said = io.StringIO()
+    with tempfile.TemporaryDirectory() as out, contextlib.redirect_stdout(said):
+        report.main([*folders, "--out", f"{out}/report", *words[options:]])
+    _, *sections = said.getvalue().partition("\nFigures, report.md")[0].split("\n\n")
+    kept = [section for section in sections if not section.startswith("![")]
+    return "\n\n".join(re.sub(r"^## (.*)", r"**\1**", section) for section in kept)
+
+
 def speed(folder: str, other: str) -> str:
     """Environment steps per second beside another library, medians of the rounds that were measured in turn."""
     rows = []
@@ -826,6 +841,7 @@ DIRECTIVES: dict[str, Callable[..., str]] = {
     "results": results,
     "specs": specs,
     "rates": rates,
+    "report": reported,
     "shortlist": shortlist,
     "speed": speed,
     "who-sees-what": who_sees_what,

@@ -107,6 +107,12 @@ def test_a_table_says_how_seeds_did_while_exploring_and_with_their_best_paramete
     assert next(run for run in pages.runs() if run.name == name).title == "happo, 4 minibatches"
 
 
+def test_a_report_is_shown_as_the_command_prints_it():
+    text = pages.reported("*vdn-MPE_simple_spread_v3", "--threshold", "-30", "--interval", "mean")
+    assert "**MPE_simple_spread_v3**" in text and "steps to -30" in text and "![" not in text
+    assert re.search(r"^\| vdn \| 4 \| 2,000,128 \|", text, re.MULTILINE) and "| pqn_vdn | 4 |" in text
+
+
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_directives_have_a_name_and_links_lead_somewhere(path):
     text = path.read_text(encoding="utf-8")
