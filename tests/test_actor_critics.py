@@ -210,7 +210,12 @@ def test_slope_of_an_agents_action_in_a_product(others, slope):
 
 @pytest.mark.parametrize(
     "module, cfg",
-    [(ddpg, DDPGConfig(critic_view="state")), (sac, SACConfig(critic_view="state")), (None, COMAConfig())],
+    [
+        (ddpg, DDPGConfig(critic_view="state")),
+        (sac, SACConfig(critic_view="state")),
+        (sac, SACConfig(critic_view="state", own_action="input")),
+        (None, COMAConfig()),
+    ],
 )
 @pytest.mark.parametrize("spec", [DISCRETE, CONTINUOUS], ids=["discrete", "continuous"])
 def test_a_central_critic_sees_what_the_others_do_if_they_act(module, cfg, spec):
@@ -233,6 +238,25 @@ def test_a_central_critic_sees_what_the_others_do_if_they_act(module, cfg, spec)
     np.testing.assert_array_equal(q(action, waits), q(other, waits))
 
 
+@pytest.mark.parametrize("view, recurrent", [("obs", False), ("state_obs", True)])
+def test_a_critic_that_reads_the_own_action_is_asked_for_each(view, recurrent):
+    cfg = SACConfig(hidden_sizes=(8,), cell_size=4, critic_view=view, own_action="input", recurrent=recurrent)
+    of_one = critics.network(DISCRETE, cfg)
+    of_each = critics.of_each_action(of_one, 3)
+    batch, carry = random_batch(DISCRETE, jax.random.key(0)), of_one.init_carry((6,))
+    params, obs, first = compiled.init(of_each, jax.random.key(1)), batch.steps.obs, batch.steps.first
+    others = jax.nn.one_hot(batch.steps.action, 3)
+    memory, values = jax.jit(of_each.apply)(params, carry, (obs, others, others), first)
+    assert values.shape == others.shape
+    for action in range(3):
+        own = jax.nn.one_hot(jnp.full_like(batch.steps.action, action), 3)
+        same_memory, value = jax.jit(of_one.apply)(params, carry, (obs, own, others), first)
+        np.testing.assert_allclose(values[..., action], value, rtol=1e-5, atol=1e-6)
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), memory, same_memory)
+    is_there = np.asarray(obs.agent_mask)
+    assert (values[is_there].max(-1) > values[is_there].min(-1)).all()
+
+
 # -------------------------------------------------------------------------------------------------------- invariances
 
 
@@ -242,6 +266,7 @@ LEARNERS = {
     "maddpg-discrete-recurrent": (jmarl.maddpg, DDPGConfig(**SMALL, recurrent=True), DISCRETE),
     "isac-discrete": (jmarl.isac, SACConfig(**SMALL), DISCRETE),
     "masac-discrete": (jmarl.masac, SACConfig(**SMALL), DISCRETE),
+    "masac-discrete-input": (jmarl.masac, SACConfig(**SMALL, own_action="input", recurrent=True), DISCRETE),
     "masac-continuous": (jmarl.masac, SACConfig(**SMALL, alpha_per_agent=True, other_actions="current"), CONTINUOUS),
 }
 
@@ -273,6 +298,7 @@ def test_an_empty_batch_moves_nothing(name):
         (jmarl.maddpg, DDPGConfig(**SMALL), DISCRETE, "per_agent", False),
         (jmarl.masac, SACConfig(**SMALL), CONTINUOUS, "per_agent", False),
         (jmarl.isac, SACConfig(**SMALL), DISCRETE, "per_group", False),
+        (jmarl.masac, SACConfig(**SMALL, own_action="input"), DISCRETE, "per_group", True),
     ],
 )
 def test_agents_of_different_sizes_act_within_their_own(algorithm, cfg, base, sharing, recurrent):
@@ -467,6 +493,7 @@ def test_continuous_actors_find_the_target(algorithm, cfg):
     [
         (jmarl.maddpg, DDPGConfig(**QUICK, random_steps=1000)),
         (jmarl.masac, SACConfig(**QUICK, alpha=0.5, learn_alpha=False)),
+        (jmarl.masac, SACConfig(**QUICK, alpha=0.5, learn_alpha=False, own_action="input")),
     ],
 )
 def test_discrete_actors_with_central_critics_coordinate(algorithm, cfg):
@@ -556,6 +583,8 @@ BAD = [
     (jmarl.itd3, CONTINUOUS, TD3Config(target_noise=-0.1), "target_noise=-0.1 must not be negative"),
     (jmarl.isac, DISCRETE, SACConfig(burn_in=2), "burn_in=2 warms up recurrent networks"),
     (jmarl.isac, DISCRETE, SACConfig(update_order="both"), "update_order='both' is unknown here"),
+    (jmarl.masac, DISCRETE, SACConfig(own_action="both"), "own_action='both' is unknown here: choose one of output"),
+    (jmarl.hasac, DISCRETE, jmarl.HASACConfig(own_action="output"), "own_action='output' is unknown here: choose"),
     (jmarl.masac, DISCRETE._replace(state_shape=(0,)), SACConfig(), "global state, but matrix_game has state_shape"),
     (jmarl.iddpg, DISCRETE._replace(obs_shape=(5, 5, 3)), DDPGConfig(), "has images: make it with flatten=True"),
     (jmarl.ia2c, DISCRETE, A2CConfig(num_epochs=4), "takes one step on each rollout, but num_epochs=4"),

@@ -1,7 +1,7 @@
 """Critics of actions: whose actions they read, what they remember, what they learn; and the learners that have them.
 
 An independent critic reads its agent's own view and action, a centralised one the state and everyone's actions. A
-counterfactual one has a value for each of its agent's own actions, and reads the others' alone. `network` knows which
+counterfactual one has a value for each of its agent's own actions, beside the others'. `network` knows which
 is which, and `Sequences` what actors and critics remember; a loss asks for outputs, values and targets.
 """
 
@@ -133,6 +133,22 @@ def network(spec: EnvSpec, cfg: Any, *, counterfactual: bool = False) -> Network
         own = jnp.zeros_like(own) if counterfactual else own
         actions = actor_critic.joint_actions(None if is_same else own, others)
         return net.apply(params, carry, (obs, actions), first)
+
+    return net._replace(apply=apply)
+
+
+def of_each_action(net: Network, num_actions: int) -> Network:
+    """A critic with a value for each own action, in the form of a counterfactual one, of one that reads it."""
+
+    def apply(params, carry, x, first):
+        obs, _, others = x
+
+        def value_of(action):
+            own = jnp.broadcast_to(action, others.shape)
+            return net.apply(params, carry, (obs, own, others), first)
+
+        carries, values = jax.vmap(value_of, out_axes=(0, -1))(jnp.eye(num_actions, dtype=others.dtype))
+        return jax.tree.map(lambda x: x[0], carries), values  # memory is of observations: the same for each
 
     return net._replace(apply=apply)
 

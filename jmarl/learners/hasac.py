@@ -57,6 +57,7 @@ class HASACConfig(sac.SACConfig):
     sharing: configs.Sharing = static("per_agent")
     team_reward: configs.TeamReward = static("sum")  # of the agents' rewards
     critic_view: Literal["auto", "state"] = static("auto")  # what the critic reads: the state
+    own_action: Literal["input"] = static("input")  # the critic reads the joint action
     other_actions: Literal["current", "stored"] = static("current")  # in actors' loss, of those whose turn is later
 
 
