@@ -3,7 +3,7 @@
     jmarl train ippo --env hopper_3x1 --seeds 4 --num-envs 32 --total-steps 2e6 --run-dir runs/hopper
     python benchmarks/evidence/noise_of_actions.py runs/hopper benchmarks/results/noise_of_actions
 
-Every seed plays `EPISODES` episodes with its mean actions and a share of their deviation: 0 is greedy, 1 as in training.
+Every seed plays `EPISODES` episodes with a share of its actions' deviation: 0 is greedy, 1 as in training.
 """
 
 import argparse
