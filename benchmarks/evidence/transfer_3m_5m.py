@@ -1,7 +1,7 @@
 """A run of SMAX's 3m in battles of other sizes, without learning there, beside random play.
 
     jmarl train vdn --env HeuristicEnemySMAX --env-kwargs map_name=3m agent_ids=False --torso entities \\
-        --hidden-sizes 64 --head-sizes 64 --entity-size 32 --entity-heads 2 --seeds 2 --total-steps 240000 \\
+        --hidden-sizes 64 --head-sizes 64 --entity-size 32 --entity-heads 2 --seeds 4 --total-steps 240000 \\
         --run-dir runs/vdn-3m
     python benchmarks/evidence/transfer_3m_5m.py runs/vdn-3m benchmarks/results/transfer_3m_5m
 
