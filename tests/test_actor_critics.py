@@ -215,6 +215,7 @@ def test_slope_of_an_agents_action_in_a_product(others, slope):
         (sac, SACConfig(critic_view="state")),
         (sac, SACConfig(critic_view="state", own_action="input")),
         (None, COMAConfig()),
+        (None, COMAConfig(own_action="input")),
     ],
 )
 @pytest.mark.parametrize("spec", [DISCRETE, CONTINUOUS], ids=["discrete", "continuous"])
@@ -241,8 +242,7 @@ def test_a_central_critic_sees_what_the_others_do_if_they_act(module, cfg, spec)
 @pytest.mark.parametrize("view, recurrent", [("obs", False), ("state_obs", True)])
 def test_a_critic_that_reads_the_own_action_is_asked_for_each(view, recurrent):
     cfg = SACConfig(hidden_sizes=(8,), cell_size=4, critic_view=view, own_action="input", recurrent=recurrent)
-    of_one = critics.network(DISCRETE, cfg)
-    of_each = critics.of_each_action(of_one, 3)
+    of_each, of_one = critics.network(DISCRETE, cfg, counterfactual=True), critics.network(DISCRETE, cfg)
     batch, carry = random_batch(DISCRETE, jax.random.key(0)), of_one.init_carry((6,))
     params, obs, first = compiled.init(of_each, jax.random.key(1)), batch.steps.obs, batch.steps.first
     others = jax.nn.one_hot(batch.steps.action, 3)
@@ -520,6 +520,13 @@ def test_a_time_limit_bootstraps():
 def test_coma_coordinates(returns):
     loop = jmarl.on_policy(envs.matrix_game([[1.0, 0.0], [0.0, 2.0]]), jmarl.coma, num_envs=32, rollout_length=4)
     assert (greedy_returns(loop, COMA.replace(returns=returns), 300) == 2.0).all()
+
+
+def test_coma_coordinates_with_a_critic_that_reads_the_own_action():
+    """An entropy bonus keeps actors from being of one mind before the critic tells the actions apart."""
+    loop = jmarl.on_policy(envs.matrix_game([[1.0, 0.0], [0.0, 2.0]]), jmarl.coma, num_envs=32, rollout_length=4)
+    cfg = COMA.replace(own_action="input", normalize_advantage="none", ent_coef=0.3)
+    assert (greedy_returns(loop, cfg, 300) == 2.0).all()
 
 
 def test_coma_with_recurrent_actors_remembers_the_cue():

@@ -50,6 +50,9 @@ class COMAConfig(configs.OptimizerConfig, configs.RolloutConfig, configs.Network
     num_minibatches: int = static(1)
     recurrent: bool = static(False)  # recurrent actors; the critic reads the state and has no memory
     critic_sizes: tuple[int, ...] = static((128, 128))  # layers of the critic
+    own_action: critics.OwnAction = static(
+        "output"
+    )  # the critic has a value for each, or reads it as the others', in a pass for each
     critic_view: Literal["state", "state_obs"] = static("state_obs")  # what the critic reads beside the others' actions
     mask_actions: bool = static(True)  # critics read zeros in place of the actions of agents that do not act
 

@@ -115,9 +115,17 @@ class ActorCritic(NamedTuple):
     distribution: Callable[[Any, Array | None], heads.Distribution] = heads.categorical
 
 
+OwnAction = Literal["output", "input"]
+
+
 def network(spec: EnvSpec, cfg: Any, *, counterfactual: bool = False) -> Network:
-    """One critic of `(obs, own, others)`, see `ActorCritic`, as `cfg.critic_view` and `cfg.mask_actions` say."""
+    """One critic of `(obs, own, others)`, see `ActorCritic`, as `cfg.critic_view` and `cfg.mask_actions` say.
+
+    A counterfactual one has a value for each own action, in the way of `cfg.own_action`, and does not read `own`.
+    """
     size = spec.num_actions or spec.action_size or 0
+    if counterfactual and cfg.own_action == "input":
+        return _of_each_action(network(spec, cfg), size)
     own_size, num_outputs = (0, size) if counterfactual else (size, None)
     is_central = cfg.critic_view != "obs"
     num_features = size * spec.num_agents if is_central else own_size
@@ -137,8 +145,8 @@ def network(spec: EnvSpec, cfg: Any, *, counterfactual: bool = False) -> Network
     return net._replace(apply=apply)
 
 
-def of_each_action(net: Network, num_actions: int) -> Network:
-    """A critic with a value for each own action, in the form of a counterfactual one, of one that reads it."""
+def _of_each_action(net: Network, num_actions: int) -> Network:
+    """A counterfactual critic, of one that reads the own action: a pass for each."""
 
     def apply(params, carry, x, first):
         obs, _, others = x

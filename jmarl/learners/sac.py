@@ -53,9 +53,9 @@ class SACConfig(critics.CriticConfig):
     update_order: Literal["critic_first", "actor_first", "simultaneous"] = static(
         "critic_first"
     )  # the last: all at old parameters
-    own_action: Literal["output", "input"] = static(
+    own_action: critics.OwnAction = static(
         "output"
-    )  # if discrete, of critics: a value for each, or read as the others' are, in a pass for each
+    )  # if discrete, critics have a value for each, or read it as the others', in a pass for each
     action_distribution: Literal["tanh_normal", "gaussian"] = static(
         "tanh_normal"
     )  # of continuous actions; gaussian: own deviation
@@ -195,11 +195,7 @@ def default_nets(spec: EnvSpec, cfg: SACConfig) -> critics.ActorCritic:
     cfg = parts.with_critic_view(cfg, "obs")
     model, head = actor_critic.from_config(cfg, spec)
     code, is_gaussian = critics.action_code(spec), cfg.action_distribution == "gaussian"
-    if code.is_discrete and cfg.own_action == "input":
-        critic = critics.of_each_action(critics.network(spec, cfg), spec.num_actions or 0)
-    else:
-        critic = critics.network(spec, cfg, counterfactual=code.is_discrete)
-    critic = networks.ensemble(critic, cfg.num_critics)
+    critic = networks.ensemble(critics.network(spec, cfg, counterfactual=code.is_discrete), cfg.num_critics)
     if code.is_discrete:
         actor = actor_critic.of_own_view(spec, lambda size: (head(size, scale=0.01),), model, cfg.sharing)
         return critics.ActorCritic(actor, critic, code)
