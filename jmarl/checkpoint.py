@@ -17,6 +17,7 @@ Traceback (most recent call last):
 ValueError: params is float32 [3] in the checkpoint, but float32 [4] is expected here.
 """
 
+import contextlib
 import functools
 import json
 import logging
@@ -25,6 +26,8 @@ import re
 import secrets
 import shutil
 import sys
+import threading
+import weakref
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -86,6 +89,7 @@ class Writer:
         self._ocp = ocp = _orbax()
         self._memory: dict[str, np.ndarray] = {}
         self._checkpointer = ocp.AsyncCheckpointer(_handler(ocp), multiprocessing_options=_alone(ocp))
+        _OPEN.add(self)
 
     def save(self, step: int, tree: Any, info: Any = None) -> None:
         """Copies a tree of arrays and returns: the arrays may be donated, and are written in the background.
@@ -151,6 +155,7 @@ class Writer:
         try:
             self.wait()
         finally:
+            _OPEN.discard(self)
             self._checkpointer.close()
             os.close(self._lock)
 
@@ -166,6 +171,20 @@ class Writer:
 
     def __exit__(self, *_: Any) -> None:
         self.close()
+
+
+_OPEN: weakref.WeakSet[Writer] = weakref.WeakSet()
+
+
+def _complete_saves() -> None:
+    """Of writers that nobody closed when the interpreter ends: orbax would wait for its own threads, five minutes."""
+    for writer in list(_OPEN):
+        with contextlib.suppress(OSError):
+            writer.wait()
+
+
+# Before executors end, which `atexit` is too late for. They register themselves in the same way as they are imported.
+threading._register_atexit(_complete_saves)  # type: ignore[attr-defined]
 
 
 def steps(folder: str | os.PathLike[str]) -> list[int]:
