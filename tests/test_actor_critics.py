@@ -239,22 +239,40 @@ def test_a_central_critic_sees_what_the_others_do_if_they_act(module, cfg, spec)
     np.testing.assert_array_equal(q(action, waits), q(other, waits))
 
 
-@pytest.mark.parametrize("view, recurrent", [("obs", False), ("state_obs", True)])
-def test_a_critic_that_reads_the_own_action_is_asked_for_each(view, recurrent):
-    cfg = SACConfig(hidden_sizes=(8,), cell_size=4, critic_view=view, own_action="input", recurrent=recurrent)
-    of_each, of_one = critics.network(DISCRETE, cfg, counterfactual=True), critics.network(DISCRETE, cfg)
-    batch, carry = random_batch(DISCRETE, jax.random.key(0)), of_one.init_carry((6,))
-    params, obs, first = compiled.init(of_each, jax.random.key(1)), batch.steps.obs, batch.steps.first
-    others = jax.nn.one_hot(batch.steps.action, 3)
-    memory, values = jax.jit(of_each.apply)(params, carry, (obs, others, others), first)
-    assert values.shape == others.shape
-    for action in range(3):
-        own = jax.nn.one_hot(jnp.full_like(batch.steps.action, action), 3)
-        same_memory, value = jax.jit(of_one.apply)(params, carry, (obs, own, others), first)
-        np.testing.assert_allclose(values[..., action], value, rtol=1e-5, atol=1e-6)
-        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), memory, same_memory)
-    is_there = np.asarray(obs.agent_mask)
-    assert (values[is_there].max(-1) > values[is_there].min(-1)).all()
+def asked_for_each(net):
+    """A critic with a value for each own action, of one that reads the own action."""
+
+    def apply(params, carry, x, first):
+        obs, _, others = x
+        own = [jnp.broadcast_to(jax.nn.one_hot(action, 3), others.shape) for action in range(3)]
+        carries, values = zip(*[net.apply(params, carry, (obs, action, others), first) for action in own], strict=True)
+        return carries[0], jnp.stack(values, axis=-1)
+
+    return net._replace(apply=apply)
+
+
+@pytest.mark.parametrize("algorithm", ["isac", "masac", "masac-recurrent", "coma"])
+def test_a_critic_that_reads_the_own_action_is_as_good_as_one_with_a_value_for_each(algorithm):
+    name, _, recurrent = algorithm.partition("-")
+    config, nets_of = (COMAConfig, coma_nets) if name == "coma" else (SACConfig, sac.default_nets)
+    view = "obs" if name == "isac" else "state_obs"
+    cfg = config(hidden_sizes=(8,), cell_size=4, critic_view=view, own_action="input", recurrent=bool(recurrent))
+    nets = nets_of(DISCRETE, cfg)
+    learners = {
+        "input": getattr(jmarl, name)(DISCRETE, cfg, nets),
+        "output": getattr(jmarl, name)(
+            DISCRETE, cfg.replace(own_action="output"), nets._replace(critic=asked_for_each(nets.critic))
+        ),
+    }
+    state, after = compiled.init(learners["input"], jax.random.key(0)), {}
+    batch = random_batch(DISCRETE, jax.random.key(1))
+    if name == "coma":
+        size = batch.steps.first.shape
+        batch = batch.replace(steps=batch.steps.replace(measured={"epsilon": jnp.full(size, 0.1)}))
+    for kind, learner in learners.items():
+        after[kind] = jax.jit(learner.update)(state, batch, jax.random.key(2))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-4, atol=2e-6), after["input"], after["output"])
+    assert float(after["input"][1]["loss/critic_grad_norm" if name != "coma" else "loss/grad_norm"]) > 0
 
 
 # -------------------------------------------------------------------------------------------------------- invariances

@@ -62,7 +62,7 @@ def test_targets_match_a_loop_over_steps(recurrent, team_reward):
         )
         drawn[four] = np.asarray(some)[: len(four)]
     drawn = drawn.reshape(8, 4, 2)
-    values_of = jax.jit(lambda params, obs, action: values(params, obs, action, nets=nets))
+    values_of = jax.jit(lambda params, obs, action: values(params, obs, action, nets=nets, cfg=cfg)[1])
 
     after, targets = np.zeros((4, 2)), np.zeros((8, 4, 2))
     for t in reversed(range(8)):
@@ -70,8 +70,7 @@ def test_targets_match_a_loop_over_steps(recurrent, team_reward):
         done = steps.action[t + 1] if t < 7 else drawn[t]
         action = jnp.asarray(np.where(cut[:, None], drawn[t], done))
         obs = jax.tree.map(lambda x, t=t: np.asarray(x)[t][None], steps.next_obs)
-        q = values_of(state.target_params, obs, action[None])[0]
-        value = np.take_along_axis(np.asarray(q), np.asarray(action)[..., None], -1)[..., 0]
+        value = np.asarray(values_of(state.target_params, obs, action[None])[0])
         ends, now = np.asarray(terminated[t]), np.asarray(reward[t])
         if team_reward == "mean":  # the team goes on while anybody does, with the values of those who do
             value = np.where(alive[t], value, value[:, ::-1])
@@ -81,6 +80,5 @@ def test_targets_match_a_loop_over_steps(recurrent, team_reward):
 
     batch = batch.replace(steps=steps, weight=jnp.asarray(weight))
     _, metrics = jax.jit(learner.update)(state, batch, key)
-    q = values_of(state.params, steps.obs, steps.action)
-    taken = np.take_along_axis(np.asarray(q), np.asarray(steps.action)[..., None], -1)[..., 0]
+    taken = np.asarray(values_of(state.params, steps.obs, steps.action))
     np.testing.assert_allclose(metrics["loss/critic"], np.average((taken - targets) ** 2, weights=weight), rtol=1e-4)

@@ -485,7 +485,7 @@ def test_coma(kind, dtype):
     assert_close(batch_first(targets.value * batch.weight), z[f"out/{kind}_targets"], dtype)
 
     steps = batch.steps
-    q = jax.jit(lambda p: values(p, steps.obs, steps.action, nets=nets))(params)
+    q, _ = jax.jit(lambda p: values(p, steps.obs, steps.action, nets=nets, cfg=cfg))(params)
     assert_close(batch_first(q), z["out/q_values"][:, :-1], dtype)
     loss = lambda p: coma_loss(p, batch, targets, nets=nets, cfg=cfg)  # noqa: E731
     grads, metrics = jax.jit(jax.grad(loss, has_aux=True))(params)

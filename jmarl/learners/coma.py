@@ -63,7 +63,8 @@ class COMANets(NamedTuple):
     Attributes:
       actor: a network over observations whose output is logits `[L, M, N, A]`.
       critic: a network without memory over `(obs, own, others)`, one-hot actions `[L, M, N, A]` of each agent and of
-        those beside it: values `[L, M, N, A]` of each of its own. See `critics.network`.
+        those beside it: values `[L, M, N, A]` of each of its own, or `[L, M, N]` with `own_action="input"`. See
+        `critics.network`.
     """
 
     actor: Network
@@ -95,7 +96,7 @@ def coma_targets(
       nets, cfg: as for `coma_loss`.
     """
     steps: Any = batch.steps
-    next_q = losses.select(values(target_params, steps.next_obs, next_action, nets=nets), next_action)
+    _, next_q = values(target_params, steps.next_obs, next_action, nets=nets, cfg=cfg)
     next_q = parts.values_of_all(next_q, masks.counting(batch), cfg.team_reward)
     reward, terminated = parts.rewards_and_ends(steps, cfg.team_reward)
     discount = jnp.asarray(cfg.gamma * (1.0 - terminated))
@@ -125,15 +126,13 @@ def coma_loss(
     steps, weight, acting = batch.steps, masks.weight(batch), masks.acting(batch)
     _, logits = nets.actor.apply(params["actor"], batch.carry, steps.obs, steps.first)
     policy = heads.categorical(logits, steps.obs.action_mask, epsilon=targets.epsilon[..., None, None])
-    q = values(params, steps.obs, steps.action, nets=nets)
+    q, taken = values(params, steps.obs, steps.action, nets=nets, cfg=cfg)
 
-    probs, q_fixed = jax.lax.stop_gradient((policy.probs, q))
-    advantage = losses.counterfactual_advantage(q_fixed, probs, steps.action)
+    advantage = losses.counterfactual_advantage(*jax.lax.stop_gradient((q, policy.probs)), steps.action)
     if cfg.normalize_advantage != "none":
         axis = (0, 1) if cfg.normalize_advantage == "agent" else None
         advantage = losses.masked_normalize(advantage, acting > 0, axis=axis)
     actor_loss = parts.mean_loss(losses.policy_gradient_loss(policy.log_prob(steps.action), advantage), acting)
-    taken = losses.select(q, steps.action)
     critic_loss = parts.mean_loss(losses.value_loss(taken, targets.value, huber_delta=cfg.huber_delta), weight)
     entropy = parts.mean_loss(policy.entropy(), acting)
     loss = actor_loss - cfg.ent_coef * entropy + critic_loss
@@ -145,11 +144,20 @@ def coma_loss(
     }
 
 
-def values(params: Params, obs: Any, action: Int[Array, "L M N"], *, nets: COMANets) -> Float[Array, "L M N A"]:
-    """The critic's value of each of an agent's actions beside the others' as given."""
+def values(
+    params: Params, obs: Any, action: Int[Array, "L M N"], *, nets: COMANets, cfg: COMAConfig
+) -> tuple[Float[Array, "L M N A"], Float[Array, "L M N"]]:
+    """The critic's value of each of an agent's actions beside the others' as given, and of its own as given."""
     code = jax.nn.one_hot(action, obs.action_mask.shape[-1])
     first = jnp.zeros(action.shape[:-1], bool)  # not read: no memory
-    return nets.critic.apply(params["critic"], (), (obs, code, code), first)[1]
+
+    def value(own):
+        return nets.critic.apply(params["critic"], (), (obs, own, code), first)[1]
+
+    if cfg.own_action == "input":
+        return critics.of_each_action(value, code), value(code)
+    each = value(code)
+    return each, losses.select(each, action)
 
 
 def next_actions(params: Params, batch: Trajectory, key: PRNGKeyArray, *, nets: COMANets) -> Int[Array, "T B N"]:
@@ -234,7 +242,7 @@ def default_nets(spec: EnvSpec, cfg: COMAConfig) -> COMANets:
     model, head = actor_critic.from_config(cfg, spec)
     actor = actor_critic.of_own_view(spec, lambda size: (head(size, scale=0.01),), model, cfg.sharing)
     of_critic = dataclasses.replace(cfg, recurrent=False, hidden_sizes=cfg.critic_sizes, head_sizes=())
-    return COMANets(actor, critics.network(spec, of_critic, counterfactual=True))
+    return COMANets(actor, critics.network(spec, of_critic, counterfactual=cfg.own_action == "output"))
 
 
 def _optimizer(cfg: COMAConfig) -> tuple[optim.Schedule, optax.GradientTransformation]:

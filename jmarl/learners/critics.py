@@ -103,7 +103,8 @@ class ActorCritic(NamedTuple):
     Attributes:
       actor: a network over observations, to actions before tanh, logits, or what else `distribution` reads.
       critic: a network over `(obs, own, others)`, coded actions `[L, M, N, A]` of each agent and of those beside it.
-        Its values are `[C, L, M, N]` of C critics, or `[C, L, M, N, A]`, one for each of an agent's own actions.
+        Its values are `[C, L, M, N]` of C critics, or `[C, L, M, N, A]`, one for each of an agent's own actions: of
+        discrete ones with `own_action="output"`.
       code: how critics read actions.
       distribution: `(actor's output, action_mask) -> distribution`, over coded actions if they are continuous. A
         deterministic actor has one for discrete actions only.
@@ -115,17 +116,15 @@ class ActorCritic(NamedTuple):
     distribution: Callable[[Any, Array | None], heads.Distribution] = heads.categorical
 
 
-OwnAction = Literal["output", "input"]
+OwnAction = Literal["output", "input"]  # of discrete actions: a value for each, or read as the others'
 
 
 def network(spec: EnvSpec, cfg: Any, *, counterfactual: bool = False) -> Network:
     """One critic of `(obs, own, others)`, see `ActorCritic`, as `cfg.critic_view` and `cfg.mask_actions` say.
 
-    A counterfactual one has a value for each own action, in the way of `cfg.own_action`, and does not read `own`.
+    A counterfactual one has a value for each own action, and does not read `own`.
     """
     size = spec.num_actions or spec.action_size or 0
-    if counterfactual and cfg.own_action == "input":
-        return _of_each_action(network(spec, cfg), size)
     own_size, num_outputs = (0, size) if counterfactual else (size, None)
     is_central = cfg.critic_view != "obs"
     num_features = size * spec.num_agents if is_central else own_size
@@ -145,20 +144,10 @@ def network(spec: EnvSpec, cfg: Any, *, counterfactual: bool = False) -> Network
     return net._replace(apply=apply)
 
 
-def _of_each_action(net: Network, num_actions: int) -> Network:
-    """A counterfactual critic, of one that reads the own action: a pass for each."""
-
-    def apply(params, carry, x, first):
-        obs, _, others = x
-
-        def value_of(action):
-            own = jnp.broadcast_to(action, others.shape)
-            return net.apply(params, carry, (obs, own, others), first)
-
-        carries, values = jax.vmap(value_of, out_axes=(0, -1))(jnp.eye(num_actions, dtype=others.dtype))
-        return jax.tree.map(lambda x: x[0], carries), values  # memory is of observations: the same for each
-
-    return net._replace(apply=apply)
+def of_each_action(value: Callable[[Array], Array], action: Float[Array, "L M N A"]) -> Array:
+    """`value(own)` of each action in turn, as if all did it, `[.., A]`: a pass for each. `action` says the shape."""
+    each = jnp.eye(action.shape[-1], dtype=action.dtype)
+    return jax.vmap(lambda one: value(jnp.broadcast_to(one, action.shape)), out_axes=-1)(each)
 
 
 def joint_network(spec: EnvSpec, cfg: Any) -> Network:
@@ -227,19 +216,37 @@ class Sequences(NamedTuple):
 
     def values(self, params: Params, own: Array) -> Array:
         """The critics', of each agent's coded action `[L, M, N, A]`; the others' are as `cfg.other_actions` says."""
-        others = {"stored": self.action, "current": jax.lax.stop_gradient(own), "joint": own}[self.cfg.other_actions]
-        return self._now("critic", params, (self.steps.obs, own, others))
+        return self._now("critic", params, (self.steps.obs, own, self._others(own)))
+
+    def values_of_each(self, params: Params, own: Array) -> Array:
+        """The critics', of each of an agent's own actions, beside the others' as in `values`."""
+        if self.cfg.own_action == "output":
+            return self.values(params, own)
+        others = self._others(own)
+        return of_each_action(lambda own: self._now("critic", params, (self.steps.obs, own, others)), own)
 
     def next_values(self, params: Params, action: Array) -> Array:
         """The critics', at each step's true successor, of everyone's coded actions there."""
-        taken = self.steps.obs, self.action, self.action
-        return self._next("critic", params, taken, (self.steps.next_obs, action, action))
+        return self._next_values(params, action, action)
+
+    def next_values_of_each(self, params: Params, action: Array) -> Array:
+        """The critics', at each step's true successor, of each of an agent's own actions, beside the others' there."""
+        if self.cfg.own_action == "output":
+            return self.next_values(params, action)
+        return of_each_action(lambda own: self._next_values(params, own, action), action)
 
     def target(self, next_value: Array) -> Array:
         """r + γ V(s') of each agent, `[L, M, N]`, or of the team as `cfg.team_reward` says. No gradient flows."""
         reward, terminated = parts.rewards_and_ends(self.steps, self.cfg.team_reward)
         next_value = parts.values_of_all(next_value, self.counting, self.cfg.team_reward)
         return jax.lax.stop_gradient(reward + self.cfg.gamma * (1.0 - terminated) * next_value)
+
+    def _others(self, own: Array) -> Array:
+        return {"stored": self.action, "current": jax.lax.stop_gradient(own), "joint": own}[self.cfg.other_actions]
+
+    def _next_values(self, params: Params, own: Array, others: Array) -> Array:
+        taken = self.steps.obs, self.action, self.action
+        return self._next("critic", params, taken, (self.steps.next_obs, own, others))
 
     def _now(self, name: str, params: Params, x: Any) -> Any:
         return self._unroll(name, params, x, self.steps.first)

@@ -295,12 +295,10 @@ def _values_of_alternatives(
 ) -> Float[Array, "L M N A"]:
     """The lowest of the critics' values of each action of each member beside what the others do; 0 for other agents."""
 
-    def value(member, code):
-        return losses.clipped_double_q(x.values(params, jnp.where(member[:, None], code, action)))[..., 0]
-
     def of_member(member):
-        codes = jnp.eye(action.shape[-1], dtype=action.dtype)
-        q = jax.vmap(lambda code: value(member, code), out_axes=-1)(codes)
-        return jnp.where(member[:, None], q[..., None, :], 0.0)
+        def value(own):
+            return losses.clipped_double_q(x.values(params, jnp.where(member[:, None], own, action)))[..., 0]
+
+        return jnp.where(member[:, None], critics.of_each_action(value, action)[..., None, :], 0.0)
 
     return jnp.sum(jnp.stack([of_member(member) for member in members]), axis=0)

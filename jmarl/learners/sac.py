@@ -8,7 +8,8 @@ Actors maximise value and entropy, with the temperature α between them:
 
 Critics learn of all agents whose steps count, actors and α of those that act. Independent learners (ISAC) have critics
 of their own view and action, MASAC's read the state and everyone's actions. Discrete actions need no sample of one's
-own: expectations over the legal ones take its place, and a critic has a value for each. With one agent this is SAC.
+own: expectations over the legal ones take its place, and a critic has a value for each, or is asked for each. With one
+agent this is SAC.
 
 References:
   Haarnoja et al., 2018, Soft Actor-Critic Algorithms and Applications (https://arxiv.org/abs/1812.05905).
@@ -80,10 +81,11 @@ def sac_targets(
     next_obs: Any = x.steps.next_obs
     policy: Any = nets.distribution(x.next_output(target_params if cfg.target_actor else params), next_obs.action_mask)
     next_action, log_prob = draw(nets, policy, noise)
-    next_q = losses.clipped_double_q(x.next_values(target_params, next_action))
     alpha = jnp.where(next_obs.agent_mask, jnp.exp(params["log_alpha"]), 0.0)  # who waits has no choice, nor entropy
     if nets.code.is_discrete:
+        next_q = losses.clipped_double_q(x.next_values_of_each(target_params, next_action))
         return x.target(losses.soft_value(next_q, policy.logits, alpha[..., None], policy.probs))
+    next_q = losses.clipped_double_q(x.next_values(target_params, next_action))
     return x.target(losses.soft_value(next_q, log_prob, alpha))
 
 
@@ -105,10 +107,11 @@ def sac_actor_loss(
     x, alpha = critics.read(batch, nets, cfg), jnp.exp(params["log_alpha"])
     policy: Any = nets.distribution(x.output(params), x.steps.obs.action_mask)
     own, log_prob = draw(nets, policy, noise)
-    q = losses.clipped_double_q(x.values(params, own))
     if nets.code.is_discrete:
+        q = losses.clipped_double_q(x.values_of_each(params, own))
         policy_loss = losses.soft_policy_loss(q, policy.logits, alpha[..., None], policy.probs)
     else:
+        q = losses.clipped_double_q(x.values(params, own))
         policy_loss = losses.soft_policy_loss(q, log_prob, alpha)
     loss = parts.mean_loss(policy_loss, x.acting, cfg.sharing)
     return loss, ({"loss/actor": loss, "policy/entropy": -losses.masked_mean(log_prob, x.acting > 0)}, log_prob)
@@ -195,7 +198,8 @@ def default_nets(spec: EnvSpec, cfg: SACConfig) -> critics.ActorCritic:
     cfg = parts.with_critic_view(cfg, "obs")
     model, head = actor_critic.from_config(cfg, spec)
     code, is_gaussian = critics.action_code(spec), cfg.action_distribution == "gaussian"
-    critic = networks.ensemble(critics.network(spec, cfg, counterfactual=code.is_discrete), cfg.num_critics)
+    has_each = code.is_discrete and cfg.own_action == "output"
+    critic = networks.ensemble(critics.network(spec, cfg, counterfactual=has_each), cfg.num_critics)
     if code.is_discrete:
         actor = actor_critic.of_own_view(spec, lambda size: (head(size, scale=0.01),), model, cfg.sharing)
         return critics.ActorCritic(actor, critic, code)
